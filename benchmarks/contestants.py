@@ -44,12 +44,12 @@ from fusion_jax.data.batching import Batch, Shape, assemble
 from fusion_jax.data.encoding import Example
 from fusion_jax.data.packing import PackedPlan
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
+  Source,
   search_batch,
 )
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -61,8 +61,8 @@ from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import LengthPenalty
 from fusion_jax.tools.aot.counts import product_gflop
 from fusion_jax.tools.export.ctranslate2 import export
+from fusion_jax.training.build import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 _BATCHES = 4

@@ -39,8 +39,8 @@ from jax.sharding import Mesh
 from benchmarks import common
 from fusion_jax.config import PRESETS, ExperimentConfig, ModelConfig
 from fusion_jax.config.flags import parse_arguments
-from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.config.presets import changed, depth
+from fusion_jax.config.training import ParallelConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import ROW_AXES

@@ -46,17 +46,7 @@ Variants  Wang: 3+3 layers of width 256, 80 sentences, warm-up 16,000, dropout
             gtrans_60_12, gtrans_6_18
 """
 
-from fusion_jax.config import (
-  BatchConfig,
-  DataConfig,
-  DecodingConfig,
-  ExperimentConfig,
-  FilterConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import (
   WANG_2018,
   YANG_2022,
@@ -129,32 +119,32 @@ def get_config(variant: str = 'mlrf_base') -> ExperimentConfig:
   """Section 4.1 of Wang et al. (2018), changed by the row of the variant."""
   row = choose(_VARIANTS, variant)
   suffix = '' if variant == 'mlrf_base' else f'_{variant}'
-  config = ExperimentConfig(
-    name=f'iwslt14_deen{suffix}',
-    data=DataConfig(
-      source_language='de',
-      target_language='en',
-      train=('train.{lang}',),
-      valid=('valid.{lang}',),
-      test=('test.{lang}',),
-      tokenizer=TokenizerConfig(algorithm='bpe', vocabulary_size=10_000),
-      filter=FilterConfig(max_length=100),
-      batch=BatchConfig(tokens=2_048),
-    ),
-    model=ModelConfig(
-      width=256,
-      filter=1_024,
-      heads=4,
-      encoder_layers=3,
-      decoder_layers=3,
-      tied_embeddings='none',
-      output_bias=True,
-      initialization='fan_in',
-    ),
-    optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=16_000),
-    training=TrainingConfig(
-      steps=80_000, label_smoothing=0.0, validate_every=2_000, save_every=2_000
-    ),
-    decoding=DecodingConfig(beam_size=8, alpha=1.6),
-  )
-  return changed(config, row)
+  recipe = {
+    'name': f'iwslt14_deen{suffix}',
+    'data.source_language': 'de',
+    'data.target_language': 'en',
+    'data.train': ('train.{lang}',),
+    'data.valid': ('valid.{lang}',),
+    'data.test': ('test.{lang}',),
+    'data.tokenizer.algorithm': 'bpe',
+    'data.tokenizer.vocabulary_size': 10_000,
+    'data.filter.max_length': 100,
+    'data.batch.tokens': 2_048,
+    'model.width': 256,
+    'model.filter': 1_024,
+    'model.heads': 4,
+    'model.encoder_layers': 3,
+    'model.decoder_layers': 3,
+    'model.tied_embeddings': 'none',
+    'model.output_bias': True,
+    'model.initialization': 'fan_in',
+    'optimizer.schedule': 'vaswani',
+    'optimizer.warmup_steps': 16_000,
+    'training.steps': 80_000,
+    'training.label_smoothing': 0.0,
+    'training.validate_every': 2_000,
+    'training.save_every': 2_000,
+    'decoding.beam_size': 8,
+    'decoding.alpha': 1.6,
+  }
+  return changed(ExperimentConfig(), recipe | row)

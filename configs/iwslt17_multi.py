@@ -20,19 +20,8 @@ Variants  6+6 layers of width 512, filter 2,048, one tied table of 40,000
             gtrans (the default), gtrans_no_encoder, gtrans_no_decoder
 """
 
-from fusion_jax.config import (
-  BatchConfig,
-  DataConfig,
-  DecodingConfig,
-  Direction,
-  ExperimentConfig,
-  FilterConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
-from fusion_jax.config.directions import both_ways, from_files
+from fusion_jax.config import Direction, ExperimentConfig
+from fusion_jax.config.data import both_ways, from_files
 from fusion_jax.config.presets import YANG_2022, changed, choose
 
 _PAIRS = [(language, 'en') for language in ('de', 'it', 'nl', 'ro')]
@@ -41,25 +30,27 @@ _PAIRS = [(language, 'en') for language in ('de', 'it', 'nl', 'ro')]
 def get_config(variant: str = 'gtrans') -> ExperimentConfig:
   """Section III of Yang et al. (2022), changed by the row of the variant."""
   row = choose(YANG_2022, variant)
-  config = ExperimentConfig(
-    name=f'iwslt17_{variant}',
-    data=DataConfig(
-      directions=tuple(map(_direction, both_ways(_PAIRS))),
-      target_tag='<2{lang}>',
-      tokenizer=TokenizerConfig(algorithm='bpe', vocabulary_size=40_000),
-      batch=BatchConfig(tokens=4_096),
-      filter=FilterConfig(max_length=256),
-    ),
-    model=ModelConfig(
-      dropout=0.2, embedding_dropout=0.2, initialization='glorot'
-    ),
-    optimizer=OptimizerConfig(schedule='inverse_sqrt', warmup_steps=8_000),
-    training=TrainingConfig(
-      steps=100_000, loss_chunk=2_048, validate_every=5_000, save_every=5_000
-    ),
-    decoding=DecodingConfig(beam_size=8, length_penalty='none'),
-  )
-  return changed(config, row)
+  recipe = {
+    'name': f'iwslt17_{variant}',
+    'data.directions': tuple(map(_direction, both_ways(_PAIRS))),
+    'data.target_tag': '<2{lang}>',
+    'data.tokenizer.algorithm': 'bpe',
+    'data.tokenizer.vocabulary_size': 40_000,
+    'data.batch.tokens': 4_096,
+    'data.filter.max_length': 256,
+    'model.dropout': 0.2,
+    'model.embedding_dropout': 0.2,
+    'model.initialization': 'glorot',
+    'optimizer.schedule': 'inverse_sqrt',
+    'optimizer.warmup_steps': 8_000,
+    'training.steps': 100_000,
+    'training.loss_chunk': 2_048,
+    'training.validate_every': 5_000,
+    'training.save_every': 5_000,
+    'decoding.beam_size': 8,
+    'decoding.length_penalty': 'none',
+  }
+  return changed(ExperimentConfig(), recipe | row)
 
 
 def _direction(pair: tuple[str, str]) -> Direction:

@@ -8,53 +8,37 @@ Command   fusion-jax train --config=kyoto_jaen
 Hardware  one GPU; no score measured yet
 """
 
-import dataclasses
-
-from fusion_jax.config import (
-  PRESETS,
-  BatchConfig,
-  DataConfig,
-  ExperimentConfig,
-  FilterConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
 
 
 def get_config() -> ExperimentConfig:
   """One unigram vocabulary of 16,000 a side, rare characters as bytes."""
-  return ExperimentConfig(
-    name='kyoto_jaen',
-    data=DataConfig(
-      source_language='ja',
-      target_language='en',
-      train=('train.{lang}.xz',),
-      valid=('valid.{lang}.xz',),
-      test=('test.{lang}.xz',),
-      tokenizer=TokenizerConfig(
-        vocabulary_size=16_000,
-        joint=False,
-        character_coverage=0.9995,
-        byte_fallback=True,
-      ),
-      filter=FilterConfig(max_length=128, max_length_ratio=4.0),
-      batch=BatchConfig(tokens=16_384),
-    ),
-    model=dataclasses.replace(
-      PRESETS['base'],
-      norm='pre',
-      tied_embeddings='target_output',
-      initialization='fan_in',
-    ),
-    optimizer=OptimizerConfig(
-      schedule='inverse_sqrt', peak=7e-4, warmup_steps=4_000
-    ),
-    training=TrainingConfig(
-      steps=50_000,
-      loss_chunk=2_048,
-      validate_every=2_000,
-      save_every=1_000,
-      translate_sentences=500,
-    ),
+  return changed(
+    ExperimentConfig(),
+    {
+      'name': 'kyoto_jaen',
+      'data.source_language': 'ja',
+      'data.target_language': 'en',
+      'data.train': ('train.{lang}.xz',),
+      'data.valid': ('valid.{lang}.xz',),
+      'data.test': ('test.{lang}.xz',),
+      'data.tokenizer.vocabulary_size': 16_000,
+      'data.tokenizer.joint': False,
+      'data.tokenizer.character_coverage': 0.9995,
+      'data.tokenizer.byte_fallback': True,
+      'data.filter.max_length': 128,
+      'data.filter.max_length_ratio': 4.0,
+      'data.batch.tokens': 16_384,
+      'model.norm': 'pre',
+      'model.tied_embeddings': 'target_output',
+      'optimizer.schedule': 'inverse_sqrt',
+      'optimizer.peak': 7e-4,
+      'optimizer.warmup_steps': 4_000,
+      'training.steps': 50_000,
+      'training.loss_chunk': 2_048,
+      'training.validate_every': 2_000,
+      'training.save_every': 1_000,
+      'training.translate_sentences': 500,
+    },
   )

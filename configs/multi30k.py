@@ -12,50 +12,44 @@ Score     en-de: 39.64 BLEU, 63.40 chrF (cased, detokenised sacreBLEU)
 Variants  SOURCE-TARGET, any two of de, en, fr, cs or of your own files
 """
 
-from fusion_jax.config import (
-  BatchConfig,
-  DataConfig,
-  DecodingConfig,
-  ExperimentConfig,
-  FilterConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import language_pair
+from fusion_jax.config.presets import changed
 
 
 def get_config(variant: str = 'en-de') -> ExperimentConfig:
   """A config for the language pair SOURCE-TARGET."""
   source, target = language_pair(variant)
-  return ExperimentConfig(
-    name=f'multi30k_{source}{target}',
-    data=DataConfig(
-      source_language=source,
-      target_language=target,
-      train=('train.{lang}.gz',),
-      valid=('val.{lang}.gz',),
-      test=('test_2016_flickr.{lang}.gz',),
-      tokenizer=TokenizerConfig(vocabulary_size=8_000),
-      filter=FilterConfig(max_length=64),
-      batch=BatchConfig(tokens=2_048, row_multiple=4),
-    ),
-    model=ModelConfig(
-      width=256,
-      filter=1_024,
-      heads=4,
-      encoder_layers=3,
-      decoder_layers=3,
-      norm='pre',
-      dropout=0.2,
-      embedding_dropout=0.2,
-    ),
-    optimizer=OptimizerConfig(
-      schedule='inverse_sqrt', peak=2e-3, warmup_steps=1_000
-    ),
-    training=TrainingConfig(
-      steps=3_600, validate_every=600, save_every=200, keep_last=8
-    ),
-    decoding=DecodingConfig(beam_size=5, alpha=1.4, max_source_length=64),
+  return changed(
+    ExperimentConfig(),
+    {
+      'name': f'multi30k_{source}{target}',
+      'data.source_language': source,
+      'data.target_language': target,
+      'data.train': ('train.{lang}.gz',),
+      'data.valid': ('val.{lang}.gz',),
+      'data.test': ('test_2016_flickr.{lang}.gz',),
+      'data.tokenizer.vocabulary_size': 8_000,
+      'data.filter.max_length': 64,
+      'data.batch.tokens': 2_048,
+      'data.batch.row_multiple': 4,
+      'model.width': 256,
+      'model.filter': 1_024,
+      'model.heads': 4,
+      'model.encoder_layers': 3,
+      'model.decoder_layers': 3,
+      'model.norm': 'pre',
+      'model.dropout': 0.2,
+      'model.embedding_dropout': 0.2,
+      'optimizer.schedule': 'inverse_sqrt',
+      'optimizer.peak': 2e-3,
+      'optimizer.warmup_steps': 1_000,
+      'training.steps': 3_600,
+      'training.validate_every': 600,
+      'training.save_every': 200,
+      'training.keep_last': 8,
+      'decoding.beam_size': 5,
+      'decoding.alpha': 1.4,
+      'decoding.max_source_length': 64,
+    },
   )

@@ -19,19 +19,8 @@ Variants  12+6 layers of width 768, filter 3,072, 12 heads, dropout 0.1, beam 8,
             post_norm, gtrans (the default)
 """
 
-from fusion_jax.config import (
-  BatchConfig,
-  DataConfig,
-  DecodingConfig,
-  Direction,
-  ExperimentConfig,
-  FilterConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
-from fusion_jax.config.directions import both_ways, from_files
+from fusion_jax.config import Direction, ExperimentConfig
+from fusion_jax.config.data import both_ways, from_files
 from fusion_jax.config.presets import YANG_2022, changed, choose
 
 # All of OPUS-100 but an, dz, hy, mn and yo, which have no test set.
@@ -48,45 +37,38 @@ _VARIANTS = {name: YANG_2022[name] for name in ('post_norm', 'gtrans')}
 def get_config(variant: str = 'gtrans') -> ExperimentConfig:
   """Section III of Yang et al. (2022), changed by the row of the variant."""
   row = choose(_VARIANTS, variant)
-  config = ExperimentConfig(
-    name=f'opus100_{variant}',
-    data=DataConfig(
-      directions=tuple(map(_direction, both_ways(_PAIRS))),
-      target_tag='<2{lang}>',
-      mixing_temperature=5.0,
-      tokenizer=TokenizerConfig(
-        vocabulary_size=64_000,
-        character_coverage=0.9995,
-        byte_fallback=True,
-        training_lines=10_000_000,
-      ),
-      batch=BatchConfig(tokens=65_536),
-      filter=FilterConfig(max_length=200),
-    ),
-    model=ModelConfig(
-      width=768,
-      filter=3_072,
-      heads=12,
-      encoder_layers=12,
-      decoder_layers=6,
-      compute_dtype='bfloat16',
-      flatten_positions=False,
-      scan_layers=True,
-      initialization='glorot',
-    ),
-    optimizer=OptimizerConfig(
-      schedule='inverse_sqrt', warmup_steps=8_000, accumulation=2
-    ),
-    training=TrainingConfig(
-      steps=500_000,
-      loss_chunk=2_048,
-      validate_every=10_000,
-      save_every=5_000,
-      translate_sentences=100,
-    ),
-    decoding=DecodingConfig(beam_size=8, length_penalty='none'),
-  )
-  return changed(config, row)
+  recipe = {
+    'name': f'opus100_{variant}',
+    'data.directions': tuple(map(_direction, both_ways(_PAIRS))),
+    'data.target_tag': '<2{lang}>',
+    'data.mixing_temperature': 5.0,
+    'data.tokenizer.vocabulary_size': 64_000,
+    'data.tokenizer.character_coverage': 0.9995,
+    'data.tokenizer.byte_fallback': True,
+    'data.tokenizer.training_lines': 10_000_000,
+    'data.batch.tokens': 65_536,
+    'data.filter.max_length': 200,
+    'model.width': 768,
+    'model.filter': 3_072,
+    'model.heads': 12,
+    'model.encoder_layers': 12,
+    'model.decoder_layers': 6,
+    'model.compute_dtype': 'bfloat16',
+    'model.flatten_positions': False,
+    'model.scan_layers': True,
+    'model.initialization': 'glorot',
+    'optimizer.schedule': 'inverse_sqrt',
+    'optimizer.warmup_steps': 8_000,
+    'optimizer.accumulation': 2,
+    'training.steps': 500_000,
+    'training.loss_chunk': 2_048,
+    'training.validate_every': 10_000,
+    'training.save_every': 5_000,
+    'training.translate_sentences': 100,
+    'decoding.beam_size': 8,
+    'decoding.length_penalty': 'none',
+  }
+  return changed(ExperimentConfig(), recipe | row)
 
 
 def _direction(pair: tuple[str, str]) -> Direction:

@@ -9,52 +9,41 @@ Score     en-de: 97.00 BLEU on the held-out test split; 96.67 without fusion
 Variants  any pair of the embedded languages, quickstart:fr-nl
 """
 
-from fusion_jax.config import (
-  BatchConfig,
-  DataConfig,
-  DecodingConfig,
-  ExperimentConfig,
-  FilterConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import language_pair
+from fusion_jax.config.presets import changed
 from fusion_jax.data.embedded import LANGUAGES
 
 
 def get_config(variant: str = 'en-de') -> ExperimentConfig:
   """A config for the language pair SOURCE-TARGET."""
   source, target = language_pair(variant, LANGUAGES)
-  return ExperimentConfig(
-    name=f'quickstart_{source}{target}',
-    data=DataConfig(
-      source_language=source,
-      target_language=target,
-      tokenizer=TokenizerConfig(vocabulary_size=2_000),
-      filter=FilterConfig(max_length=64),
-      batch=BatchConfig(tokens=2_048, shapes=4),
-    ),
-    model=ModelConfig(
-      width=128,
-      filter=512,
-      heads=4,
-      encoder_layers=2,
-      decoder_layers=2,
-      norm='pre',
-      dropout=0.0,
-      embedding_dropout=0.0,
-    ),
-    optimizer=OptimizerConfig(
-      schedule='inverse_sqrt', peak=3e-3, warmup_steps=300
-    ),
-    training=TrainingConfig(
-      steps=700,
-      validate_every=700,
-      save_every=350,
-      translate_sentences=200,
-      keep_last=2,
-    ),
-    decoding=DecodingConfig(max_source_length=64),
+  return changed(
+    ExperimentConfig(),
+    {
+      'name': f'quickstart_{source}{target}',
+      'data.source_language': source,
+      'data.target_language': target,
+      'data.tokenizer.vocabulary_size': 2_000,
+      'data.filter.max_length': 64,
+      'data.batch.tokens': 2_048,
+      'data.batch.shapes': 4,
+      'model.width': 128,
+      'model.filter': 512,
+      'model.heads': 4,
+      'model.encoder_layers': 2,
+      'model.decoder_layers': 2,
+      'model.norm': 'pre',
+      'model.dropout': 0.0,
+      'model.embedding_dropout': 0.0,
+      'optimizer.schedule': 'inverse_sqrt',
+      'optimizer.peak': 3e-3,
+      'optimizer.warmup_steps': 300,
+      'training.steps': 700,
+      'training.validate_every': 700,
+      'training.save_every': 350,
+      'training.translate_sentences': 200,
+      'training.keep_last': 2,
+      'decoding.max_source_length': 64,
+    },
   )

@@ -16,19 +16,8 @@ Variants  many_to_many (the default): ten directions; many_to_one: five into
           English; one_to_many: five out of English
 """
 
-from fusion_jax.config import (
-  BatchConfig,
-  DataConfig,
-  DecodingConfig,
-  Direction,
-  ExperimentConfig,
-  FilterConfig,
-  ModelConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
-from fusion_jax.config.directions import both_ways, from_files
+from fusion_jax.config import Direction, ExperimentConfig
+from fusion_jax.config.data import both_ways, from_files
 from fusion_jax.config.presets import Row, changed, choose
 
 _PAIRS = [(language, 'en') for language in ('de', 'es', 'fr', 'nl', 'ro')]
@@ -54,32 +43,27 @@ _VARIANTS = {
 def get_config(variant: str = 'many_to_many') -> ExperimentConfig:
   """A config for the directions of a variant."""
   row = choose(_VARIANTS, variant)
-  config = ExperimentConfig(
-    name=f'tatoeba_{variant}',
-    data=DataConfig(
-      target_tag='<2{lang}>',
-      mixing_temperature=5.0,
-      tokenizer=TokenizerConfig(vocabulary_size=16_000),
-      filter=FilterConfig(max_length=64),
-      batch=BatchConfig(tokens=4_096),
-    ),
-    model=ModelConfig(
-      width=256,
-      filter=1_024,
-      heads=4,
-      encoder_layers=3,
-      decoder_layers=3,
-      norm='pre',
-    ),
-    optimizer=OptimizerConfig(
-      schedule='inverse_sqrt', peak=2e-3, warmup_steps=2_000
-    ),
-    training=TrainingConfig(
-      steps=20_000,
-      validate_every=2_000,
-      save_every=1_000,
-      translate_sentences=500,
-    ),
-    decoding=DecodingConfig(alpha=1.0, max_source_length=64),
-  )
-  return changed(config, row)
+  recipe = {
+    'name': f'tatoeba_{variant}',
+    'data.target_tag': '<2{lang}>',
+    'data.mixing_temperature': 5.0,
+    'data.tokenizer.vocabulary_size': 16_000,
+    'data.filter.max_length': 64,
+    'data.batch.tokens': 4_096,
+    'model.width': 256,
+    'model.filter': 1_024,
+    'model.heads': 4,
+    'model.encoder_layers': 3,
+    'model.decoder_layers': 3,
+    'model.norm': 'pre',
+    'optimizer.schedule': 'inverse_sqrt',
+    'optimizer.peak': 2e-3,
+    'optimizer.warmup_steps': 2_000,
+    'training.steps': 20_000,
+    'training.validate_every': 2_000,
+    'training.save_every': 1_000,
+    'training.translate_sentences': 500,
+    'decoding.alpha': 1.0,
+    'decoding.max_source_length': 64,
+  }
+  return changed(ExperimentConfig(), recipe | row)

@@ -66,17 +66,7 @@ Variants  Vaswani and Dou: warm-up 4,000, 32,768 tokens, dropout 0.1 (big:
             value_residual_shared, transparent_by_feature
 """
 
-import dataclasses
-
-from fusion_jax.config import (
-  PRESETS,
-  BatchConfig,
-  DataConfig,
-  ExperimentConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import (
   BIG,
   DOU_2018,
@@ -151,27 +141,26 @@ _VARIANTS = {
 def get_config(variant: str = 'base') -> ExperimentConfig:
   """Base as in Vaswani et al. (2017), changed by the row of the variant."""
   row = choose(_VARIANTS, variant)
-  config = ExperimentConfig(
-    name=f'wmt14_ende_{variant}',
-    data=DataConfig(
-      source_language='en',
-      target_language='de',
-      train=('tfds:wmt14_translate/de-en:train',),
-      valid=('tfds:wmt14_translate/de-en:validation',),
-      test=('tfds:wmt14_translate/de-en:test',),
-      tokenizer=TokenizerConfig(algorithm='bpe', vocabulary_size=32_000),
-      batch=BatchConfig(tokens=32_768, length_multiple=8),
-    ),
-    model=dataclasses.replace(
-      PRESETS['base'], compute_dtype='bfloat16', flatten_positions=False
-    ),
-    optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=4_000),
-    training=TrainingConfig(
-      steps=100_000,
-      loss_chunk=4_096,
-      validate_every=2_500,
-      save_every=2_500,
-      keep_last=20,
-    ),
-  )
-  return changed(config, row)
+  recipe = {
+    'name': f'wmt14_ende_{variant}',
+    'data.source_language': 'en',
+    'data.target_language': 'de',
+    'data.train': ('tfds:wmt14_translate/de-en:train',),
+    'data.valid': ('tfds:wmt14_translate/de-en:validation',),
+    'data.test': ('tfds:wmt14_translate/de-en:test',),
+    'data.tokenizer.algorithm': 'bpe',
+    'data.tokenizer.vocabulary_size': 32_000,
+    'data.batch.tokens': 32_768,
+    'data.batch.length_multiple': 8,
+    'model.compute_dtype': 'bfloat16',
+    'model.initialization': 'glorot',
+    'model.flatten_positions': False,
+    'optimizer.schedule': 'vaswani',
+    'optimizer.warmup_steps': 4_000,
+    'training.steps': 100_000,
+    'training.loss_chunk': 4_096,
+    'training.validate_every': 2_500,
+    'training.save_every': 2_500,
+    'training.keep_last': 20,
+  }
+  return changed(ExperimentConfig(), recipe | row)

@@ -17,17 +17,7 @@ Variants  warm-up 4,000, 32,768 tokens, dropout 0.1 (big: 0.3), beam 4, length
             big, big_hierarchical_diversity, big_em_routing
 """
 
-import dataclasses
-
-from fusion_jax.config import (
-  PRESETS,
-  BatchConfig,
-  DataConfig,
-  ExperimentConfig,
-  OptimizerConfig,
-  TokenizerConfig,
-  TrainingConfig,
-)
+from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import BIG, DOU_2018, DOU_2019, changed, choose
 
 _BASE = {
@@ -45,36 +35,30 @@ _VARIANTS = _BASE | {
 def get_config(variant: str = 'base') -> ExperimentConfig:
   """One vocabulary a side, since the scripts differ."""
   row = choose(_VARIANTS, variant)
-  config = ExperimentConfig(
-    name=f'wmt17_zhen_{variant}',
-    data=DataConfig(
-      source_language='zh',
-      target_language='en',
-      train=('tfds:wmt17_translate/zh-en:train',),
-      valid=('tfds:wmt17_translate/zh-en:validation',),
-      test=('tfds:wmt17_translate/zh-en:test',),
-      tokenizer=TokenizerConfig(
-        algorithm='bpe',
-        vocabulary_size=32_000,
-        joint=False,
-        character_coverage=0.9995,
-        byte_fallback=True,
-      ),
-      batch=BatchConfig(tokens=32_768, length_multiple=8),
-    ),
-    model=dataclasses.replace(
-      PRESETS['base'],
-      tied_embeddings='target_output',
-      compute_dtype='bfloat16',
-      flatten_positions=False,
-    ),
-    optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=4_000),
-    training=TrainingConfig(
-      steps=100_000,
-      loss_chunk=4_096,
-      validate_every=2_500,
-      save_every=2_500,
-      keep_last=20,
-    ),
-  )
-  return changed(config, row)
+  recipe = {
+    'name': f'wmt17_zhen_{variant}',
+    'data.source_language': 'zh',
+    'data.target_language': 'en',
+    'data.train': ('tfds:wmt17_translate/zh-en:train',),
+    'data.valid': ('tfds:wmt17_translate/zh-en:validation',),
+    'data.test': ('tfds:wmt17_translate/zh-en:test',),
+    'data.tokenizer.algorithm': 'bpe',
+    'data.tokenizer.vocabulary_size': 32_000,
+    'data.tokenizer.joint': False,
+    'data.tokenizer.character_coverage': 0.9995,
+    'data.tokenizer.byte_fallback': True,
+    'data.batch.tokens': 32_768,
+    'data.batch.length_multiple': 8,
+    'model.tied_embeddings': 'target_output',
+    'model.compute_dtype': 'bfloat16',
+    'model.initialization': 'glorot',
+    'model.flatten_positions': False,
+    'optimizer.schedule': 'vaswani',
+    'optimizer.warmup_steps': 4_000,
+    'training.steps': 100_000,
+    'training.loss_chunk': 4_096,
+    'training.validate_every': 2_500,
+    'training.save_every': 2_500,
+    'training.keep_last': 20,
+  }
+  return changed(ExperimentConfig(), recipe | row)

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 from fusion_jax import register, testing
-from fusion_jax.config import SideConfig, schemes
+from fusion_jax.config import SideConfig, fusion
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.testing import check_scheme
@@ -52,7 +52,7 @@ class _Infinite(nn.Module):
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
   """Registers into a table of its own."""
-  monkeypatch.setattr(schemes, '_registered', {})
+  monkeypatch.setattr(fusion, '_registered', {})
 
 
 def _register(module, **declared):

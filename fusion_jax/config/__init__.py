@@ -10,17 +10,20 @@ from fusion_jax.bounds import Text
 from fusion_jax.config.data import (
   BatchConfig,
   DataConfig,
+  Direction,
   FilterConfig,
   SamplingConfig,
   TokenizerConfig,
 )
 from fusion_jax.config.decoding import DecodingConfig
-from fusion_jax.config.directions import Direction
 from fusion_jax.config.fusion import Side, SideConfig
 from fusion_jax.config.model import PRESETS, ModelConfig
-from fusion_jax.config.parallel import ParallelConfig
 from fusion_jax.config.section import section
-from fusion_jax.config.training import OptimizerConfig, TrainingConfig
+from fusion_jax.config.training import (
+  OptimizerConfig,
+  ParallelConfig,
+  TrainingConfig,
+)
 from fusion_jax.errors import require
 
 __all__ = (
@@ -82,16 +85,8 @@ class ExperimentConfig:
   def _check_recipe(self) -> None:
     optimizer, steps = self.optimizer, self.training.steps
     require(
-      optimizer.schedule != 'cosine'
-      or optimizer.warmup_tokens > 0
-      or optimizer.warmup_steps < steps,
+      optimizer.schedule != 'cosine' or optimizer.warmup_steps < steps,
       'optimizer.warmup_steps',
       f'must be below training.steps={steps}, where the cosine ends, got '
       f'{optimizer.warmup_steps}',
-    )
-    require(
-      self.training.cast_weights == 'at_use'
-      or self.model.compute_dtype == 'bfloat16',
-      'training.cast_weights',
-      "'once' needs model.compute_dtype='bfloat16'; use 'at_use'",
     )

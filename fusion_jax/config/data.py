@@ -1,6 +1,7 @@
-"""The corpora of an experiment and how they become batches."""
+"""The corpora of an experiment, its directions, and how they become batches."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -12,18 +13,122 @@ from fusion_jax.bounds import (
   PositiveFloat,
   Probability,
   Size,
-  SizeOrZero,
   Text,
   Texts,
 )
-from fusion_jax.config.directions import (
-  Direction,
-  check_directions,
-  check_tag,
-  tag_of,
-)
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
+
+_PATH = 'data.directions'
+_PLACE = '{lang}'
+# SentencePiece writes a space like this.
+_SPACE = '\u2581'
+# Every SentencePiece model has these symbols.
+_TAKEN = ('<pad>', '<unk>', '<s>', '</s>')
+
+
+@section('data.directions')
+class Direction:
+  """Direction of a run that has several, and its corpora.
+
+  Language codes and corpora are as in `DataConfig`.
+  """
+
+  source_language: Text
+  """Language code of the source."""
+
+  target_language: Text
+  """Language code of the target."""
+
+  train: Texts
+  """Corpora of the training text."""
+
+  valid: Texts = ()
+  """Corpora of the validation text; without them the direction is trained and
+  not validated."""
+
+  test: Texts = ()
+  """Corpora of the test text."""
+
+  weight: PositiveFloat = 1.0
+  """Counts each training pair this number of times where `mixing_temperature`
+  finds the direction's share of the training."""
+
+  def __post_init__(self):
+    require(
+      self.source_language != self.target_language,
+      _PATH,
+      f'{self.name}: source and target language must differ',
+    )
+    require(
+      bool(self.train),
+      _PATH,
+      f'{self.name}: its train must name at least one corpus',
+    )
+
+  @property
+  def name(self) -> str:
+    """The name of the direction: 'de-en' for German to English."""
+    return f'{self.source_language}-{self.target_language}'
+
+
+def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
+  """Refuse directions that cannot be told apart."""
+  names: set[str] = set()
+  targets: dict[str, str] = {}
+  for direction in directions:
+    require(
+      direction.name not in names,
+      _PATH,
+      f'{direction.name} is there twice; join its corpora in one direction',
+    )
+    names.add(direction.name)
+    first = targets.setdefault(direction.source_language, direction.name)
+    require(
+      bool(target_tag) or first == direction.name,
+      'data.target_tag',
+      f'must not be empty with {first} and {direction.name}; '
+      "'<2{lang}>' is usual",
+    )
+
+
+def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
+  """Refuse a pattern of tags that cannot be symbols of a vocabulary."""
+  if not pattern:
+    return
+  require(
+    _PLACE in pattern,
+    field,
+    f'must have {{lang}} where the language code goes, got {pattern!r}',
+  )
+  for tag in (tag_of(pattern, language) for language in languages):
+    printable = tag.isprintable() and ' ' not in tag and _SPACE not in tag
+    require(
+      printable and tag not in _TAKEN,
+      field,
+      f'{tag!r} is no legal symbol: it must have neither white space nor '
+      f'{_SPACE!r} and must not be one of {", ".join(_TAKEN)}',
+    )
+
+
+def tag_of(pattern: str, language: str) -> str:
+  """Return the tag of a language."""
+  return pattern.replace(_PLACE, language)
+
+
+def both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+  """Return every pair of languages, each followed by its reverse."""
+  return [way for pair in pairs for way in (pair, pair[::-1])]
+
+
+def from_files(
+  pair: tuple[str, str], pattern: str, splits: Sequence[str]
+) -> Direction:
+  """Return the direction of a pair whose files have names of one pattern."""
+  train, valid, test = (
+    (pattern.replace('{split}', split),) for split in splits
+  )
+  return Direction(*pair, train, valid, test)
 
 
 @section('data.tokenizer')
@@ -114,28 +219,6 @@ class BatchConfig:
   packing: bool = False
   """Put several training pairs into a row, none of which sees another; all
   batches then have one shape. Validation keeps to `shapes`."""
-
-  packed_source: SizeOrZero = 0
-  """Source positions of a packed row, at least data.filter.max_length; 0:
-  chosen from the lengths of the corpus."""
-
-  packed_target: SizeOrZero = 0
-  """Target positions of a packed row, likewise."""
-
-  def __post_init__(self):
-    for field in ('packed_source', 'packed_target'):
-      value, multiple = getattr(self, field), self.length_multiple
-      require(
-        self.packing or not value,
-        f'data.batch.{field}',
-        f'needs data.batch.packing=True, got {value} without it',
-      )
-      require(
-        value % multiple == 0,
-        f'data.batch.{field}',
-        f'must be a multiple of data.batch.length_multiple={multiple}, got '
-        f'{value}',
-      )
 
 
 @section('data.sampling')
@@ -235,7 +318,6 @@ class DataConfig:
       f'{self.source_language!r}',
     )
     self._check_directions()
-    self._check_packing()
 
   def _check_directions(self) -> None:
     every = self.all_directions
@@ -254,17 +336,6 @@ class DataConfig:
           f'data.{field.name}',
           'has no effect with data.directions; leave it out',
         )
-
-  def _check_packing(self) -> None:
-    longest = self.filter.max_length
-    for field in ('packed_source', 'packed_target'):
-      size = getattr(self.batch, field)
-      require(
-        size == 0 or size >= longest,
-        f'data.batch.{field}',
-        f'must be 0 (chosen) or at least data.filter.max_length={longest}, '
-        f'got {size}',
-      )
 
   @property
   def all_directions(self) -> tuple[Direction, ...]:

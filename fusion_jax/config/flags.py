@@ -7,13 +7,19 @@ comes with the package, then any number of overrides such as
 
 import argparse
 import ast
+import contextlib
 import difflib
+import importlib.metadata
+import importlib.util
 import inspect
 import json
 import os
 import re
+import sys
+import traceback
+import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -28,14 +34,7 @@ from fusion_jax.config.serialization import (
   from_json,
   to_dict,
 )
-from fusion_jax.config.user_code import (
-  check_file,
-  errors_by_line,
-  run_file,
-  run_installed_schemes,
-  run_user_dir,
-)
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
 
 _PREFIX = '--config.'
 # A link to the folder of the repository; a wheel has the files.
@@ -86,10 +85,10 @@ def parse_arguments(
   parser._check_value = _check_choice  # type: ignore[method-assign]
   arguments, unknown = parser.parse_known_args(argv)
   if unknown:
-    flags = parser._option_string_actions
-    refuse(
-      f'unrecognized arguments: {" ".join(unknown)}{_hint(unknown, flags)}'
-    )
+    name = unknown[0].partition('=')[0]
+    close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+    hint = f'; did you mean {close[0]}?' if close else ''
+    refuse(f'unrecognized arguments: {" ".join(unknown)}{hint}')
   run_installed_schemes()
   for path in vars(arguments).pop('user_dir'):
     run_user_dir(path)
@@ -102,12 +101,6 @@ def _check_choice(action: argparse.Action, value: Any) -> None:
     return
   if fault := choice_fault(value, action.choices):
     raise argparse.ArgumentError(action, fault)
-
-
-def _hint(unknown: Sequence[str], flags: Iterable[str]) -> str:
-  name = unknown[0].partition('=')[0]
-  close = difflib.get_close_matches(name, flags, n=1)
-  return f'; did you mean {close[0]}?' if close else ''
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -148,26 +141,39 @@ def add_fields(
 def load_config(name: str) -> ExperimentConfig:
   """Call `get_config` of a config file."""
   if name.endswith('.json'):
-    check_file(name, '--config')
     return from_json(Path(name))
   path, colon, variant = name, '', ''
   if not name.endswith('.py') and ':' in name:
     path, colon, variant = name.rpartition(':')
   path = _config_file(path)
   with errors_by_line(path, '--config'):
-    get_config = _get_config(path)
+    get_config = getattr(run_file(path), 'get_config', None)
+    if not callable(get_config):
+      raise InputError(f'--config: {path} has no function get_config')
     if colon and not inspect.signature(get_config).parameters:
       raise InputError(f'--config: {path} has no variants, got {variant!r}')
     config = get_config(variant) if colon else get_config()
-  if not isinstance(config, ExperimentConfig):
-    raise InputError(
-      f'--config: get_config of {path} returns a {type(config).__name__}, '
-      'it must return an ExperimentConfig'
-    )
-  try:
+    if not isinstance(config, ExperimentConfig):
+      raise InputError(
+        f'get_config returns a {type(config).__name__}, it must return an '
+        'ExperimentConfig'
+      )
     return from_dict(to_dict(config))
-  except InputError as error:
-    raise InputError(f'--config: {path}: {error}') from None
+
+
+def _config_file(name: str) -> str:
+  """Return the path of a config that is named by its path or is shipped."""
+  shipped = {path.stem: path for path in sorted(_CONFIGS.glob('*.py'))}
+  stem = name.removesuffix('.py')
+  if not os.path.isfile(name) and stem in shipped:
+    return str(shipped[stem])
+  if os.path.dirname(name) or os.path.exists(name):
+    check_file(name, '--config')
+    return name
+  raise InputError(
+    f'--config: {name}: no such file, and no config of the package: it '
+    + choice_fault(stem, shipped)
+  )
 
 
 def language_pair(
@@ -227,46 +233,6 @@ def _set(values: dict[str, Any], name: str, text: str) -> None:
     parent[OPTIONS_OF[field]] = to_dict(kind())
 
 
-def _split_off_overrides(
-  argv: Sequence[str],
-) -> tuple[list[str], list[tuple[str, str]]]:
-  rest, overrides = [], []
-  remaining = iter(argv)
-  for argument in remaining:
-    if not argument.startswith(_PREFIX):
-      rest.append(argument)
-      continue
-    name, equals, value = argument.removeprefix(_PREFIX).partition('=')
-    if not equals:
-      value = next(remaining, '--')
-      if value.startswith('--'):
-        raise InputError(f'{argument}: needs a value')
-    overrides.append((name, value))
-  return rest, overrides
-
-
-def _config_file(name: str) -> str:
-  """Return the path of a config that is named by its path or is shipped."""
-  shipped = {path.stem: path for path in sorted(_CONFIGS.glob('*.py'))}
-  stem = name.removesuffix('.py')
-  if not os.path.isfile(name) and stem in shipped:
-    return str(shipped[stem])
-  if os.path.dirname(name) or os.path.exists(name):
-    check_file(name, '--config')
-    return name
-  raise InputError(
-    f'--config: {name}: no such file, and no config of the package: it '
-    + choice_fault(stem, shipped)
-  )
-
-
-def _get_config(path: str) -> Callable[..., Any]:
-  get_config = getattr(run_file(path, '--config'), 'get_config', None)
-  if not callable(get_config):
-    raise InputError(f'--config: {path} has no function get_config')
-  return get_config
-
-
 def _check_field(
   parent: Mapping[str, Any],
   sections: Sequence[str],
@@ -292,6 +258,24 @@ def _suggestion(
   if same := [leaf for leaf in leaves if leaf.endswith(f'.{field}')]:
     return f'did you mean {" or ".join(f"config.{leaf}" for leaf in same)}?'
   return f'{path} has {", ".join(parent)}'
+
+
+def _split_off_overrides(
+  argv: Sequence[str],
+) -> tuple[list[str], list[tuple[str, str]]]:
+  rest, overrides = [], []
+  remaining = iter(argv)
+  for argument in remaining:
+    if not argument.startswith(_PREFIX):
+      rest.append(argument)
+      continue
+    name, equals, value = argument.removeprefix(_PREFIX).partition('=')
+    if not equals:
+      value = next(remaining, '--')
+      if value.startswith('--'):
+        raise InputError(f'{argument}: needs a value')
+    overrides.append((name, value))
+  return rest, overrides
 
 
 def _value(text: str, current: Any) -> Any:
@@ -364,3 +348,75 @@ def _step(text: str) -> int | str:
       f"must be a step, 'best' or 'last', got {text!r}"
     )
   return int(text)
+
+
+_ENTRY_POINTS = 'fusion_jax.schemes'
+
+
+def run_user_dir(path: str) -> None:
+  """Run the code of `--user_dir`, which registers schemes."""
+  file = os.path.join(path, '__init__.py') if os.path.isdir(path) else path
+  if not os.path.isfile(file):
+    raise InputError(f'--user_dir: {file}: no such file')
+  with errors_by_line(file, '--user_dir'):
+    run_file(file)
+
+
+def run_installed_schemes() -> None:
+  """Run the modules that installed packages declare as entry points."""
+  for point in importlib.metadata.entry_points(group=_ENTRY_POINTS):
+    try:
+      point.load()
+    except Exception as error:
+      raise InputError(
+        f'the entry point {point.name} of {_ENTRY_POINTS}, {point.value}: '
+        f'{type(error).__name__}: {first_line(error)}'
+      ) from error
+
+
+def check_file(path: str, flag: str) -> None:
+  """Refuse a path that is no file."""
+  if os.path.isdir(path):
+    raise InputError(f'{flag}: {path}: is a folder, not a Python file')
+  if not os.path.isfile(path):
+    raise InputError(f'{flag}: {path}: no such file')
+
+
+def run_file(path: str) -> types.ModuleType:
+  """Run a Python file, or a package by its `__init__.py`; return its module."""
+  file, folder = Path(path), None
+  if file.name == '__init__.py':
+    file = file.absolute().parent
+    folder = [str(file)]
+  # Dataclasses look the module up by its name, which must therefore be unique.
+  name = f'user_file_{file.stem}'
+  spec = importlib.util.spec_from_file_location(
+    name, path, submodule_search_locations=folder
+  )
+  if spec is None or spec.loader is None:
+    raise InputError('not a Python file')
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module
+  spec.loader.exec_module(module)
+  return module
+
+
+@contextlib.contextmanager
+def errors_by_line(path: str, flag: str) -> Iterator[None]:
+  """Report an error in a user's Python file with its line."""
+  try:
+    yield
+  except (Exception, SystemExit) as error:
+    reason = first_line(error)
+    if reason.startswith(flag):
+      raise
+    passed = traceback.walk_tb(error.__traceback__)
+    file = os.path.abspath(path)
+    lines = [n for frame, n in passed if frame.f_code.co_filename == file]
+    if isinstance(error, SyntaxError):
+      path, reason = error.filename or path, error.msg
+      lines = [error.lineno or 1]
+    elif not isinstance(error, InputError):
+      reason = f'{type(error).__name__}: {reason}'
+    line = f', line {lines[-1]}' if lines else ''
+    raise InputError(f'{flag}: {path}{line}: {reason}') from error

@@ -6,6 +6,7 @@ that default to 0 follow the model, as the text below them says.
 """
 
 import json
+import pkgutil
 import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -22,14 +23,71 @@ from fusion_jax.bounds import (
   first_fault,
   shown,
 )
-from fusion_jax.config.schemes import (
-  attention_source,
-  fusion_scheme,
-  scheme_names,
-  source_names,
-)
 from fusion_jax.config.section import fields_of_section, section
-from fusion_jax.errors import require
+from fusion_jax.errors import InputError, require
+
+_SCHEMES = {
+  'dense': 'dlcl:DENSE',
+  'linear': 'linear:LINEAR',
+  'iterative': 'tree:ITERATIVE',
+  'hierarchical': 'tree:HIERARCHICAL',
+  'average': 'average:SCHEME',
+  'feed_forward': 'feed_forward:SCHEME',
+  'hops': 'hops:SCHEME',
+  'dynamic_combination': 'linear:DYNAMIC_COMBINATION',
+  'dynamic_routing': 'capsules:DYNAMIC_ROUTING',
+  'em_routing': 'capsules:EM_ROUTING',
+  'gtrans': 'gtrans:SCHEME',
+  'transparent': 'transparent:SCHEME',
+  'dlcl': 'dlcl:DLCL',
+  'mudd': 'mudd:SCHEME',
+  'grn': 'grn:SCHEME',
+  'hyper_connections': 'hyper_connections:SCHEME',
+  'attention_residuals': 'attention_residuals:SCHEME',
+  'surface_fusion': 'surface:SCHEME',
+}
+_SOURCES = {
+  'multi_layer': 'multi_layer:SOURCE',
+  'shortcut': 'shortcuts:SOURCE',
+  'value_residual': 'value_residual:SOURCE',
+}
+_registered: dict[str, Any] = {}
+
+
+def scheme_names() -> tuple[str, ...]:
+  """Return the names of all fusion schemes, those of the user last."""
+  return (*_SCHEMES, *_registered)
+
+
+def source_names() -> tuple[str, ...]:
+  """Return the names of all attention sources."""
+  return tuple(_SOURCES)
+
+
+def fusion_scheme(name: str) -> Any:
+  """Return the `Scheme` of a name; None for 'none'."""
+  if name in _registered:
+    return _registered[name]
+  return _loaded(_SCHEMES, name)
+
+
+def attention_source(name: str) -> Any:
+  """Return the `AttentionSource` of a name; None for 'none'."""
+  return _loaded(_SOURCES, name)
+
+
+def _loaded(table: dict[str, str], name: str) -> Any:
+  if name == 'none':
+    return None
+  return pkgutil.resolve_name(f'fusion_jax.fusion.{table[name]}')
+
+
+def add_scheme(name: str, scheme: Any) -> None:
+  """Add a scheme from outside the package to those that configs may name."""
+  if name == 'none' or name in scheme_names():
+    raise InputError(f'fusion={name!r}: there is such a scheme already')
+  _registered[name] = scheme
+
 
 Side = Literal['encoder', 'decoder']
 SIDES: tuple[Side, ...] = 'encoder', 'decoder'

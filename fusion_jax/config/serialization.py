@@ -1,9 +1,8 @@
 """JSON form of a config, its format number, and comparison of two configs."""
 
 import fnmatch
-import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,7 @@ def differing_fields(
   A name that only one config has is included.
   """
   saved_leaves, given_leaves = flatten(saved), flatten(given)
-  free = _resumable(given)
+  free = resumable_fields(given)
   return [
     name
     for name in given_leaves | saved_leaves
@@ -134,23 +133,7 @@ def differing_fields(
 _ABSENT = object()
 
 
-def resumable_fields(config: ExperimentConfig) -> str:
-  """List the fields that a resumed run may change, each section once."""
-  sections = itertools.groupby(
-    (name.partition('.') for name in _resumable(config)),
-    key=lambda parts: parts[0],
-  )
-  return ', '.join(
-    _in_braces(section, [field for *_, field in parts])
-    for section, parts in sections
-  )
-
-
-def _in_braces(section: str, fields: Sequence[str]) -> str:
-  return f'{section}.{{{",".join(fields)}}}' if any(fields) else section
-
-
-def _resumable(config: ExperimentConfig) -> tuple[str, ...]:
+def resumable_fields(config: ExperimentConfig) -> tuple[str, ...]:
   """Return RESUMABLE, without 'training.steps' where a cosine ends there."""
   cosine = config.optimizer.schedule == 'cosine'
   return tuple(

@@ -1,6 +1,9 @@
-"""The optimizer of an experiment and its training loop."""
+"""The optimizer of an experiment, its training loop, and its devices."""
 
-from typing import Literal
+import math
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from fusion_jax.bounds import (
   Beam,
@@ -40,10 +43,6 @@ class OptimizerConfig:
   warmup_steps: Positive = 4_000
   """W, updates of warm-up; 1: no warm-up."""
 
-  warmup_tokens: Natural = 0
-  """Target tokens that the warm-up lasts; the rate grows with them, and W is
-  the number of updates that it took. 0: warmup_steps counts."""
-
   beta1: Share = 0.9
   """Adam's decay of the first moment."""
 
@@ -79,12 +78,6 @@ class OptimizerConfig:
       'optimizer.final',
       f'must be between 0 and optimizer.peak={self.peak}, got {self.final}',
     )
-    require(
-      not (self.warmup_tokens and self.schedule == 'vaswani'),
-      'optimizer.warmup_tokens',
-      "needs a schedule with a peak of its own; that of 'vaswani' follows "
-      "from warmup_steps: use 'inverse_sqrt' with optimizer.peak",
-    )
 
 
 @section('training')
@@ -113,11 +106,6 @@ class TrainingConfig:
   not finite; this number of them ends the run at the next progress line or
   checkpoint."""
 
-  cast_weights: Literal['at_use', 'once'] = 'at_use'
-  """Where weight matrices become bfloat16, with compute_dtype='bfloat16': at
-  every use, or in one copy a step that all uses and parts of the batch read.
-  The optimizer's weights, tables and all else are float32."""
-
   seed: Seed = 0
   """Decides the initial parameters, the order of the data and dropout."""
 
@@ -127,19 +115,6 @@ class TrainingConfig:
   diversity: NotNegative = 0.0
   """Weight of the layer-diversity reward (Dou et al. 2018, Eq. 9-10; 1.0
   there); 0: none."""
-
-  diversity_sides: Literal['sum', 'mean'] = 'sum'
-  """How the rewards of the two stacks are joined."""
-
-  diversity_reward: Literal['distance', 'log_distance'] = 'distance'
-  """Reward of a token and a pair of layers: their distance d = 1 - cos^2, the
-  paper's, or log d, which asks for less and less."""
-
-  diversity_start: Natural = 0
-  """Update before which the weight of the reward is 0."""
-
-  diversity_rise: Natural = 0
-  """Updates over which the weight then rises linearly."""
 
   loss_chunk: Natural = 256
   """Target tokens of one chunk of the output layer and loss; the logits of one
@@ -183,3 +158,92 @@ class TrainingConfig:
       'training.freeze',
       "must have no empty pattern; () freezes nothing, '*' all",
     )
+
+
+MeshAxis = Literal['', 'fsdp', 'tensor']
+_Devices: TypeAlias = Annotated[int, Field(ge=-1, le=2**20)]
+
+
+@section('parallel.rules')
+class AxisRules:
+  """The axis of the mesh that each logical axis of a parameter is sharded over.
+
+  Empty: it stays whole, as all other axes do. An axis of the mesh shards one
+  axis of a parameter at most, the first that names it; a size that it does not
+  divide stays whole.
+  """
+
+  vocab: MeshAxis = 'tensor'
+  """Pieces of a vocabulary."""
+
+  embed: MeshAxis = 'fsdp'
+  """The model width D, and concatenations of it."""
+
+  heads: MeshAxis = 'tensor'
+  """Heads times head width."""
+
+  mlp: MeshAxis = 'tensor'
+  """The hidden axis of feed-forward layers and of what fuses layers."""
+
+
+@section('parallel')
+class ParallelConfig:
+  """The mesh: its three axes multiply to the number of devices.
+
+  The rows of a batch are sharded over data and fsdp; parameters and optimizer
+  state over fsdp (and gathered for a step) and over tensor (which also shards
+  the products). -1 is what the other axes leave.
+  """
+
+  data: _Devices = -1
+  """Devices along the axis data."""
+
+  fsdp: _Devices = 1
+  """Devices along the axis fsdp."""
+
+  tensor: _Devices = 1
+  """Devices along the axis tensor."""
+
+  rules: AxisRules = AxisRules()
+  """How the axes of parameters are sharded."""
+
+  lost_after: Natural = 60
+  """Seconds without a heartbeat of one process after which the others end; 0:
+  they wait."""
+
+  stalled_after: Natural = 3_600
+  """Seconds in which no process begins a step, validations included, after
+  which all end; 0: they wait."""
+
+  def __post_init__(self):
+    for field, size in self._sizes().items():
+      require(
+        size >= 1 or size == -1,
+        f'parallel.{field}',
+        f'must be at least 1, or -1 for the rest, got {size}',
+      )
+    rest = [field for field, size in self._sizes().items() if size == -1]
+    require(
+      len(rest) <= 1,
+      f'parallel.{rest[-1] if rest else "data"}',
+      f'only one axis can be -1, the rest; {" and ".join(rest)} are',
+    )
+
+  def _sizes(self) -> dict[str, int]:
+    return {'data': self.data, 'fsdp': self.fsdp, 'tensor': self.tensor}
+
+  def shape(self, devices: int) -> tuple[int, int, int]:
+    """Return the sizes of the axes data, fsdp and tensor."""
+    sizes = self._sizes()
+    given = math.prod(size for size in sizes.values() if size != -1)
+    rest = devices // given
+    data, fsdp, tensor = (
+      rest if size == -1 else size for size in sizes.values()
+    )
+    listed = ' x '.join(f'{field}={size}' for field, size in sizes.items())
+    require(
+      data * fsdp * tensor == devices,
+      'parallel',
+      f'{listed} does not multiply to the {devices} devices there are',
+    )
+    return data, fsdp, tensor

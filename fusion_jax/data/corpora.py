@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fusion_jax.config import DataConfig
-from fusion_jax.config.directions import Direction
+from fusion_jax.config.data import Direction
 from fusion_jax.data.mixing import apportioned, shares
 from fusion_jax.data.tokenizer import normalised
 from fusion_jax.errors import InputError, first_line

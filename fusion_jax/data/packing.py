@@ -43,17 +43,13 @@ def choose_packed_shape(
   """Choose the shape of packed batches.
 
   Sides in proportion to those of the corpus, with room for the longest pair and
-  for four pairs of mean length, or for as many as a configured side holds.
-  Of rows up to half longer, the shortest with which a batch of `config.tokens`
-  slots holds nearly the most pairs.
+  for four pairs of mean length. Of rows up to half longer, the shortest with
+  which a batch of `config.tokens` slots holds nearly the most pairs.
   """
   mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
-  given = np.array([config.packed_source, config.packed_target])
-  wanted = (given / mean).max() if given.any() else _PAIRS_A_ROW
-  least = max((longest / mean).max(), wanted) * mean
+  least = max((longest / mean).max(), _PAIRS_A_ROW) * mean
   sources, targets = (
-    _sides(int(own), int(fewest), config.length_multiple)
-    for own, fewest in zip(given, np.ceil(least), strict=True)
+    _sides(int(size), config.length_multiple) for size in np.ceil(least)
   )
   shape = _densest(sources, targets, mean, config, devices)
   warn_if_larger(shape, config.tokens)
@@ -82,10 +78,8 @@ def _densest(
   return Shape(int(rows[s, t]), int(sources[s]), int(targets[t]))
 
 
-def _sides(given: int, least: int, multiple: int) -> Int[np.ndarray, ' sides']:
+def _sides(least: int, multiple: int) -> Int[np.ndarray, ' sides']:
   """List the lengths that one side of a row may have."""
-  if given:
-    return np.array([given])
   first, last = (-(-size // multiple) for size in (least, least + least // 2))
   return np.arange(first, last + 1) * multiple
 

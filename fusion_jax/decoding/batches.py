@@ -6,8 +6,8 @@ length and only the last batch of a window is not full.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -78,12 +78,11 @@ def decode_shapes(
   shapes = []
   for source in _source_lengths(options.max_source_length):
     target = target_limit(source, options, longest)
-    slots = options.batch_tokens // (options.beam_size * source)
-    rows = 2 ** max(slots.bit_length() - 1, 0)
-    ladder = {1, rows}
+    rows = max(options.batch_tokens // (options.beam_size * source), 1)
+    ladder, rows = {1}, 2 ** (rows.bit_length() - 1)
     while rows > 1:
-      rows = max(rows // _ROW_STEP, 1)
       ladder.add(rows)
+      rows //= _ROW_STEP
     shapes += [DecodeShape(rows, source, target) for rows in sorted(ladder)]
   return tuple(shapes)
 
@@ -117,8 +116,8 @@ def shard_batches(
   for shape, group in itertools.groupby(batches, lambda batch: batch.shape):
     same = list(group)
     for first in range(0, len(same), processes):
-      own = same[first : first + processes][process : process + 1]
-      yield from own or [PlannedBatch(shape, [])]
+      share = same[first : first + processes][process : process + 1]
+      yield from share or [PlannedBatch(shape, [])]
 
 
 def _source_lengths(longest: int) -> list[int]:
@@ -139,27 +138,20 @@ def windows(
   """Cut a stream into windows that are held in memory one at a time."""
   window: list[Item] = []
   slots, now = 0, min(_FIRST_WINDOW, batches)
-  wrong: list[InputError] = []
-  for item, size in _until_wrong(items, wrong):
-    window.append(item)
-    slots += 1 + size
-    if slots >= now * batch_slots or len(window) == _WINDOW_ITEMS:
-      yield window
-      window, slots, now = [], 0, min(2 * now, batches)
+  wrong = None
+  try:
+    for item, size in items:
+      window.append(item)
+      slots += 1 + size
+      if slots >= now * batch_slots or len(window) == _WINDOW_ITEMS:
+        yield window
+        window, slots, now = [], 0, min(2 * now, batches)
+  except InputError as error:  # After the items before it.
+    wrong = error
   if window:
     yield window
-  for error in wrong:
-    raise error
-
-
-def _until_wrong(
-  items: Iterable[Item], wrong: list[InputError]
-) -> Iterator[Item]:
-  """Yield the items before an InputError, which is appended to `wrong`."""
-  try:
-    yield from items
-  except InputError as error:
-    wrong.append(error)
+  if wrong:
+    raise wrong
 
 
 def padded(
@@ -179,10 +171,8 @@ def pad_values(
   values: Iterable[int], rows: int, spare: int
 ) -> Int32[np.ndarray, ' {rows}']:
   """Return one value for each row, and `spare` for rows beyond them."""
-  padded = np.full(rows, spare, np.int32)
-  own = list(values)
-  padded[: len(own)] = own
-  return padded
+  given = list(values)
+  return np.array(given + [spare] * (rows - len(given)), np.int32)
 
 
 def own_batches(
@@ -196,17 +186,16 @@ def own_batches(
 
 def device_put_rows(batch: Item, mesh: Mesh) -> Item:
   """Distribute rows over the devices."""
-  own = mesh.local_mesh.size
 
   def put(rows: np.ndarray) -> jax.Array:
-    spare = -len(rows) % own
+    spare = -len(rows) % mesh.local_mesh.size
     even = np.pad(rows, [(0, spare), *[(0, 0)] * (rows.ndim - 1)], 'edge')
     return jax.make_array_from_process_local_data(by_rows(mesh), even)
 
   return jax.tree.map(put, batch)
 
 
-def device_get_rows(found: Item) -> Item:
+def device_get_rows(arrays: Item) -> Item:
   """Copy this process's rows to the host, with spare ones at the end."""
 
   def parts(rows: jax.Array) -> list[jax.Array]:
@@ -214,23 +203,41 @@ def device_get_rows(found: Item) -> Item:
     shards = sorted(shards, key=lambda shard: shard.index[0].start or 0)
     return [shard.data for shard in shards]
 
-  own = jax.device_get(jax.tree.map(parts, found))
+  local = jax.device_get(jax.tree.map(parts, arrays))
   return jax.tree.map(
-    np.concatenate, own, is_leaf=lambda part: isinstance(part, list)
+    np.concatenate, local, is_leaf=lambda part: isinstance(part, list)
   )
 
 
-def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-  """Yield the items, each after the next one has been made.
+def computed(
+  batches: Iterable[PlannedBatch],
+  start: Callable[[PlannedBatch], Any],
+  read: Callable[[int, Any], Item],
+  on_batch: Callable[[list[int]], None] = lambda sentences: None,
+) -> dict[int, Item]:
+  """Return what is read of the row of every sentence of the batches.
 
-  The device then works on the next batch while the host reads the last one.
+  A batch is read when the next one has been started, so that the device works
+  while the host reads.
   """
-  held: list[Item] = []
-  for item in items:
-    held.append(item)
-    if len(held) > 1:
-      yield held.pop(0)
-  yield from held
+  results: dict[int, Item] = {}
+  started: list[tuple[PlannedBatch, Any]] = []
+
+  def read_first() -> None:
+    batch, arrays = started.pop(0)
+    arrays = device_get_rows(arrays)
+    for row, sentence in enumerate(batch.sentences):
+      values = jax.tree.map(lambda x, row=row: x[row], arrays)
+      results[sentence] = read(sentence, values)
+    on_batch(batch.sentences)
+
+  for batch in batches:
+    started.append((batch, start(batch)))
+    if len(started) > 1:
+      read_first()
+  if started:
+    read_first()
+  return results
 
 
 class PairIds(NamedTuple):

@@ -1,15 +1,13 @@
 """Comparison of translations across batches, to show that they do not differ.
 
-The lines are translated in the default scenario, which is the reference, and in
-every other scenario. Two things hold for a correct model and search:
+The lines are translated as decode.py does by default, which is the reference,
+and in every other scenario. Two things hold for a correct model and search:
 
 1. Every scenario gives the same n best translations with the same scores.
    Rounding may change the score of one translation by at most
-   `Tolerance.relative` * max(1, |score|); each translation that two scenarios
-   have in common is held to that bound. Where two scenarios differ, both
-   translations are scored by teacher forcing, each alone; they are a tie if
-   these two scores differ by no more than the same bound. Anything else is a
-   difference.
+   `rounding` * max(1, |score|). Where two scenarios differ, both translations
+   are scored by teacher forcing, each alone; they are a tie if these two scores
+   differ by no more than the same bound. Anything else is a difference.
 2. Each subword has the same log-probability in the step-by-step search, which
    reads a cache, and in the teacher-forced pass, within the bound for a value
    of that size.
@@ -21,22 +19,23 @@ although neither is wrong.
 
 import dataclasses
 import itertools
-import json
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+import pydantic_core
 from jaxtyping import Float
 
 from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.decoding.batches import target_limit
-from fusion_jax.decoding.ensemble import Ensemble
 from fusion_jax.decoding.score import Scored, Scorer
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.tables import table
+
+logger = logging.getLogger(__name__)
 
 # Factor on the spread of a random walk: hard cases pass, a wrong term does not.
 _MARGIN = 8
@@ -44,10 +43,11 @@ _MARGIN = 8
 # Products are added in float32, so the rounding of the features dominates.
 _BFLOAT16 = 2e-2
 
-_SHUFFLE_SEED = 0
-
 # Number of differences listed below the table; the JSON has all of them.
 _SHOWN = 20
+
+# The n best translations of every line, in the order of the lines.
+Answers = list[list[Translation]]
 
 
 def rounding(model: ModelConfig) -> float:
@@ -72,148 +72,69 @@ def relative_gaps(
   return np.abs(np.subtract(ours, theirs)) / np.maximum(1, np.abs(theirs))
 
 
-Order = Literal['given', 'reversed', 'shuffled']
-
-# The n best translations of every line, in the order of the lines.
-Answers = list[list[Translation]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scenario:
-  """One scenario of translating the lines; the defaults are those of decode.py.
-
-  Attributes:
-    name: Name of the scenario in the report.
-    batch_tokens: Slots of a batch; 0 means those of the options.
-    order: Order of the lines.
-    longest_shape: Whether every source is padded to the longest shape.
-    devices: Number of devices that share the rows, from the first; 0 means
-      all.
-    n_best: Number of hypotheses to keep; 0 means as many as in the reference.
-    skipped: Reason why nothing is translated in it; '' if something is.
-  """
+class Scenario(NamedTuple):
+  """How the lines are translated; the defaults are those of decode.py."""
 
   name: str
-  batch_tokens: int = 0
-  order: Order = 'given'
-  longest_shape: bool = False
-  devices: int = 0
-  n_best: int = 0
-  skipped: str = ''
-
-
-REFERENCE = Scenario('default')
+  slots: int = 0  # Of a batch; 0: those of the options.
+  order: Sequence[int] = ()  # Of the lines; empty: as given.
+  longest_shape: bool = False  # For every source.
+  devices: int | None = None
 
 
 def all_scenarios(
-  options: DecodingConfig, n_best: int, source_tokens: int, devices: int
-) -> tuple[Scenario, ...]:
-  """Return every scenario that differs from the reference."""
-  beam = n_best if options.search == 'sample' else options.beam_size
-  slots = min(options.batch_tokens, beam * source_tokens)
-  quarter, sixteenth = max(slots // 4, 2), max(slots // 16, 2)
-  return (
-    Scenario('one by one', batch_tokens=1),
-    Scenario(f'batches of {sixteenth:,} slots', batch_tokens=sixteenth),
-    Scenario(f'batches of {quarter:,} slots', batch_tokens=quarter),
-    # In several batches, so that the order changes which lines share a batch.
-    Scenario('reversed', batch_tokens=quarter, order='reversed'),
-    Scenario('shuffled', batch_tokens=quarter, order='shuffled'),
+  options: DecodingConfig, answers: Answers, devices: int
+) -> list[Scenario]:
+  """Return every scenario in which the answers should be the same."""
+  pairs = [pair for ranked in answers for pair in ranked[0].pairs]
+  beam = max(options.beam_size, *map(len, answers))
+  used = min(options.batch_tokens, beam * sum(len(p.source) for p in pairs))
+  quarter, sixteenth = max(used // 4, 2), max(used // 16, 2)
+  scenarios = [
+    Scenario('one by one', slots=1),
+    Scenario(f'batches of {sixteenth:,} slots', slots=sixteenth),
+    Scenario(f'batches of {quarter:,} slots', slots=quarter),
     Scenario('longest shape', longest_shape=True),
-    *_device_counts(devices),
-    *_kept_counts(options, n_best),
-  )
+  ]
+  # The number of a line decides what is drawn for it.
+  if options.search == 'beam':
+    places = np.arange(len(answers))
+    shuffled = np.random.default_rng(0).permutation(places).tolist()
+    scenarios += [
+      # In several batches, so that the order changes which lines share one.
+      Scenario('reversed', quarter, places[::-1].tolist()),
+      Scenario('shuffled', quarter, shuffled),
+    ]
+  fewer = (2**n for n in range((devices - 1).bit_length()))
+  return scenarios + [
+    Scenario(f'{count} of {devices} devices', devices=count) for count in fewer
+  ]
 
 
 def translated(
-  run: TrainedModel | Ensemble,
+  run: TrainedModel,
   options: DecodingConfig,
   n_best: int,
   scenario: Scenario,
   lines: Sequence[str],
 ) -> Answers:
   """Translate the lines in one scenario."""
-  slots = scenario.batch_tokens or options.batch_tokens
-  numbers: list[int] = []
+  slots = scenario.slots or options.batch_tokens
   translator = Translator(
     run,
     dataclasses.replace(options, batch_tokens=slots),
-    scenario.n_best or n_best,
-    devices=scenario.devices or None,
-    number_of=lambda place: numbers[place],
-    longest_shape_only=scenario.longest_shape,
+    n_best,
+    devices=scenario.devices,
   )
-  order = _order(scenario.order, len(lines))
-  # A line's draws are the same wherever it stands.
-  numbers += _numbers([translator.count_pieces(line) for line in lines], order)
+  if scenario.longest_shape:
+    longest = max(shape.source for shape in translator.shapes)
+    translator.shapes = tuple(
+      shape for shape in translator.shapes if shape.source == longest
+    )
+  order = scenario.order or range(len(lines))
   translations = translator.translate_n_best(lines[place] for place in order)
   answers = dict(zip(order, translations, strict=True))
   return [answers[place] for place in range(len(lines))]
-
-
-def _device_counts(devices: int) -> list[Scenario]:
-  """Return scenarios with fewer devices than the reference: powers of two."""
-  if devices == 1:
-    return [Scenario('other devices', skipped='there is 1 device')]
-  counts = [2**n for n in range((devices - 1).bit_length())]
-  return [
-    Scenario(f'{count} device{"s" * (count > 1)} of {devices}', devices=count)
-    for count in counts
-  ]
-
-
-def _kept_counts(options: DecodingConfig, n_best: int) -> list[Scenario]:
-  if options.search == 'sample':
-    reason = 'another number of samples gives other samples'
-    return [Scenario('other n_best', skipped=reason)]
-  counts = sorted({1, options.beam_size} - {n_best})
-  if not counts:
-    return [Scenario('other n_best', skipped='a beam of 1 has 1 hypothesis')]
-  enough = round(options.patience * options.beam_size)
-  most = max(n_best, *counts)
-  if options.patience and enough < most:
-    reason = f'patience {options.patience:g} ends the search sooner for fewer'
-    return [Scenario('other n_best', skipped=reason)]
-  return [Scenario(f'n_best {count}', n_best=count) for count in counts]
-
-
-def _order(order: Order, count: int) -> list[int]:
-  """Return the places of the lines in the new order."""
-  if order == 'shuffled':
-    return np.random.default_rng(_SHUFFLE_SEED).permutation(count).tolist()
-  places = list(range(count))
-  return places[::-1] if order == 'reversed' else places
-
-
-def _numbers(pieces: Sequence[int], order: Sequence[int]) -> list[int]:
-  """Return the place in the given order of each piece in the new order."""
-  firsts = np.cumsum([0, *pieces]).tolist()
-  return [
-    firsts[line] + piece for line in order for piece in range(pieces[line])
-  ]
-
-
-logger = logging.getLogger(__name__)
-
-# Teacher-forced scores of translations.
-Score = Callable[[Sequence[Translation]], Sequence[float]]
-
-
-class Tolerance(NamedTuple):
-  """Change that rounding may cause.
-
-  Attributes:
-    relative: Largest change of a score or of a subword's log-probability,
-      relative to max(1, its absolute value).
-    decides: Whether a larger change fails the check.
-  """
-
-  relative: float
-  decides: bool
-
-  def of(self, score: float) -> float:
-    """Return the largest change of this score."""
-    return self.relative * max(1.0, abs(score))
 
 
 Kind = Literal['tie', 'score', 'translation', 'missing']
@@ -227,19 +148,17 @@ class Difference:
     line, rank: Number of the line in the file and of its translation, from 1.
     kind: 'tie', 'score' (the same translation with another score),
       'translation' (another translation) or 'missing' (one scenario has none).
-    ours, theirs: Translation of the reference and of the scenario.
     gap: Score of ours less that of theirs: as each scenario found it for
       'score', by teacher forcing otherwise; None if one is missing.
-    bound: Largest gap of a tie.
+    ours, theirs: Translation of the reference and of the scenario.
   """
 
   line: int
   rank: int
   kind: Kind
+  gap: float | None
   ours: Translation | None
   theirs: Translation | None
-  gap: float | None
-  bound: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,42 +169,30 @@ class Comparison:
     largest: Largest difference of the scores of a translation that both found.
   """
 
-  scenario: Scenario
-  sentences: int = 0
+  scenario: str
   differences: tuple[Difference, ...] = ()
   largest: float = 0.0
 
   @property
   def different(self) -> list[int]:
     """Lines with a difference that is no tie."""
-    lines = {
-      difference.line
-      for difference in self.differences
-      if difference.kind != 'tie'
-    }
-    return sorted(lines)
+    return sorted({d.line for d in self.differences if d.kind != 'tie'})
 
   @property
   def ties(self) -> list[int]:
     """Lines whose differences are all ties."""
-    lines = {difference.line for difference in self.differences}
-    return sorted(lines - set(self.different))
+    return sorted({d.line for d in self.differences} - set(self.different))
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCheck:
-  """Log-probabilities of subwords: step by step against teacher-forced.
+  """Cached steps against the teacher-forced pass: the largest relative gap.
 
-  Attributes:
-    largest, mean: Largest and mean difference, relative to max(1, absolute
-      value of the teacher-forced log-probability).
-    line, rank, position: Place of the largest difference, each from 1; 0 if
-      nothing was compared.
+  Its place is counted from 1; 0 if nothing was compared.
   """
 
   subwords: int = 0
   largest: float = 0.0
-  mean: float = 0.0
   line: int = 0
   rank: int = 0
   position: int = 0
@@ -293,23 +200,40 @@ class StepCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-  """All results of the check; `holds` is the verdict."""
+  """All results of the check; `fault` is the verdict."""
 
-  tolerance: Tolerance
-  n_best: int
+  tolerance: float
+  lines: Sequence[int]
   comparisons: tuple[Comparison, ...]
   steps: StepCheck
 
   @property
-  def holds(self) -> bool:
-    """Whether only ties and rounding were found, on at least one subword."""
-    same = not any(comparison.different for comparison in self.comparisons)
-    return same and self.steps_agree and self.steps.subwords > 0
+  def fault(self) -> str:
+    """What does not hold, in one line; '' if there is nothing."""
+    if not self.steps.subwords:
+      return 'no line has a translation, so that nothing could be compared'
+    for comparison in self.comparisons:
+      if comparison.different:
+        shown = ', '.join(map(str, comparison.different[:5]))
+        return (
+          f'{len(comparison.different)} of {len(self.lines)} sentences differ '
+          f'in the scenario {comparison.scenario!r}: line {shown}'
+          + ', ...'
+          * (len(comparison.different) > 5)
+        )
+    # NaN is a fault too.
+    return '' if self.steps.largest <= self.tolerance else self.step_line
 
   @property
-  def steps_agree(self) -> bool:
-    """Whether the cached steps give what the teacher-forced pass gives."""
-    return self.steps.largest <= self.tolerance.relative
+  def step_line(self) -> str:
+    """The check of the steps, in one line."""
+    steps = self.steps
+    return (
+      f'cached steps against teacher-forced pass: largest difference '
+      f'{steps.largest:.1e} (line {steps.line}, translation {steps.rank}, '
+      f'subword {steps.position}) of {steps.subwords:,} subwords, for each '
+      f'unit of max(1, |log-probability|); at most {self.tolerance:.1e} allowed'
+    )
 
 
 def certify(
@@ -319,268 +243,123 @@ def certify(
   n_best: int,
   scenarios: Sequence[Scenario] | None = None,
 ) -> Certificate:
-  """Translate lines in many scenarios and compare the results."""
+  """Translate numbered lines in many scenarios and compare the results."""
   numbers, texts = zip(*lines, strict=True)
-  ours = translated(run, options, n_best, REFERENCE, texts)
+  ours = translated(run, options, n_best, Scenario('default'), texts)
   if scenarios is None:
-    scenarios = all_scenarios(
-      options, n_best, _source_tokens(ours), jax.device_count()
-    )
-  model = run.config.model
-  tolerance = Tolerance(rounding(model), model.compute_dtype == 'float32')
-  forcing = TeacherForcing(run, options)
+    scenarios = all_scenarios(options, ours, jax.device_count())
+  tolerance, pieces = rounding(run.config.model), _forced(run, options)
   comparisons = []
   for count, scenario in enumerate(scenarios, start=1):
-    if scenario.skipped:
-      comparisons.append(Comparison(scenario))
-      continue
     logger.info('%s (%d of %d)', scenario.name, count, len(scenarios))
     theirs = translated(run, options, n_best, scenario, texts)
-    keep = min(n_best, scenario.n_best or n_best)
-    mine, other = (
-      [ranked[:keep] for ranked in answers] for answers in (ours, theirs)
+    differences, largest = compare(
+      numbers,
+      ours,
+      theirs,
+      lambda translation: sum(piece.score for piece in pieces(translation)),
+      tolerance,
     )
-    comparisons.append(
-      compare(scenario, numbers, mine, other, forcing.score, tolerance)
-    )
-  tokens = iter(forcing.tokens([one for ranked in ours for one in ranked]))
+    comparisons.append(Comparison(scenario.name, differences, largest))
   steps = compare_steps(
     numbers,
     ours,
-    [list(itertools.islice(tokens, len(ranked))) for ranked in ours],
+    lambda answer: [token for p in pieces(answer) for token in p.tokens],
   )
-  return Certificate(tolerance, n_best, tuple(comparisons), steps)
+  return Certificate(tolerance, numbers, tuple(comparisons), steps)
 
 
 def compare(
-  scenario: Scenario,
   numbers: Sequence[int],
   ours: Answers,
   theirs: Answers,
-  score: Score,
-  tolerance: Tolerance,
-) -> Comparison:
-  """Compare the answers of a scenario with the reference, rank by rank."""
-  same: list[tuple[int, int, Translation, Translation]] = []
-  other: list[tuple[int, int, Translation | None, Translation | None]] = []
-  for line, *found in zip(numbers, ours, theirs, strict=True):
-    ranked = itertools.zip_longest(*found)
-    for rank, (mine, their) in enumerate(ranked, start=1):
-      if mine is None or their is None or mine.pairs != their.pairs:
-        other.append((line, rank, mine, their))
+  score: Callable[[Translation], float],
+  tolerance: float,
+) -> tuple[tuple[Difference, ...], float]:
+  """Compare rank by rank; also return the largest change of one's score."""
+  differences, changes = [], [0.0]
+  for line, *answers in zip(numbers, ours, theirs, strict=True):
+    ranked = itertools.zip_longest(*answers)
+    for rank, (mine, other) in enumerate(ranked, start=1):
+      if mine is None or other is None:
+        missing = Difference(line, rank, 'missing', None, mine, other)
+        differences.append(missing)
+        continue
+      same = mine.pairs == other.pairs
+      if same:
+        gap = mine.score - other.score
+        changes.append(abs(gap))
       else:
-        same.append((line, rank, mine, their))
-  differences = [_rescored(*place, tolerance) for place in same]
-  differences += _apart(other, score, tolerance)
-  changes = [abs(mine.score - their.score) for _, _, mine, their in same]
-  apart = [difference for difference in differences if difference is not None]
-  apart.sort(key=lambda difference: (difference.line, difference.rank))
-  largest = float(np.max([0.0, *changes]))
-  return Comparison(scenario, len(numbers), tuple(apart), largest)
+        gap = score(mine) - score(other)
+      ties = abs(gap) <= tolerance * max(1.0, abs(mine.score))
+      if not (same and ties):
+        kind: Kind = 'score' if same else 'tie' if ties else 'translation'
+        differences.append(Difference(line, rank, kind, gap, mine, other))
+  return tuple(differences), float(np.max(changes))
 
 
 def compare_steps(
   numbers: Sequence[int],
   answers: Answers,
-  forced: Sequence[Sequence[Sequence[float]]],
+  forced: Callable[[Translation], Sequence[float]],
 ) -> StepCheck:
-  """Compare the log-probabilities of the search with given ones."""
-  gaps, places = [], []
-  for line, *found in zip(numbers, answers, forced, strict=True):
-    for rank, (answer, tokens) in enumerate(zip(*found, strict=True), start=1):
+  """Compare the log-probabilities of the search with those of `forced`."""
+  gaps: list[float] = []
+  places: list[tuple[int, int, int]] = []
+  for line, ranked in zip(numbers, answers, strict=True):
+    for rank, answer in enumerate(ranked, start=1):
       cached = answer.token_log_probabilities
-      gaps += relative_gaps(cached, tokens).tolist()
+      gaps += relative_gaps(cached, forced(answer)).tolist()
       places += [(line, rank, position + 1) for position in range(len(cached))]
   if not gaps:
     return StepCheck()
   # argmax returns the first NaN, so NaN counts as the largest.
   worst = int(np.argmax(gaps))
-  return StepCheck(len(gaps), gaps[worst], float(np.mean(gaps)), *places[worst])
+  return StepCheck(len(gaps), gaps[worst], *places[worst])
 
 
-class TeacherForcing:
-  """Teacher-forced scores of the translations of the search.
-
-  Each translation has a batch of its own, so that no neighbour can change its
-  score.
-  """
-
-  def __init__(self, run: TrainedModel, options: DecodingConfig):
-    """Prepare to score; nothing is compiled yet."""
-    # A translation may be longer than the longest source.
-    longest = options.max_source_length
-    longest = max(longest, target_limit(longest, options, run.longest))
-    self._scorer = Scorer(
-      run,
-      dataclasses.replace(options, max_source_length=longest, batch_tokens=1),
-    )
-
-  def tokens(self, translations: Sequence[Translation]) -> list[list[float]]:
-    """Return the log-probability of every subword of each translation."""
-    return [
-      [token for piece in pieces for token in piece.tokens]
-      for pieces in self._scored(translations)
-    ]
-
-  def score(self, translations: Sequence[Translation]) -> list[float]:
-    """Return the score by which the search ranks, for each translation."""
-    return [
-      sum(piece.score for piece in pieces)
-      for pieces in self._scored(translations)
-    ]
-
-  def _scored(self, translations: Sequence[Translation]) -> list[list[Scored]]:
-    """Score the pieces of each translation."""
-    pairs = [
-      (pair,) for translation in translations for pair in translation.pairs
-    ]
-    scored = iter(list(self._scorer.score_ids(pairs)))
-    return [
-      list(itertools.islice(scored, len(translation.pairs)))
-      for translation in translations
-    ]
-
-
-def _source_tokens(answers: Answers) -> int:
-  best = (translations[0] for translations in answers)
-  return sum(
-    len(pair.source) for translation in best for pair in translation.pairs
+def _forced(
+  run: TrainedModel, options: DecodingConfig
+) -> Callable[[Translation], list[Scored]]:
+  """Return a function that scores the pieces of a translation, each alone."""
+  # A translation may be longer than the longest source.
+  longest = options.max_source_length
+  longest = max(longest, target_limit(longest, options, run.longest))
+  scorer = Scorer(
+    run, dataclasses.replace(options, max_source_length=longest, batch_tokens=1)
+  )
+  return lambda translation: list(
+    scorer.score_ids((pair,) for pair in translation.pairs)
   )
 
 
-def _rescored(
-  line: int,
-  rank: int,
-  ours: Translation,
-  theirs: Translation,
-  tolerance: Tolerance,
-) -> Difference | None:
-  """Return a difference if a translation's two scores are too far apart."""
-  gap, bound = ours.score - theirs.score, tolerance.of(ours.score)
-  if abs(gap) <= bound:
-    return None
-  return Difference(line, rank, 'score', ours, theirs, gap, bound)
-
-
-def _apart(
-  places: Sequence[tuple[int, int, Translation | None, Translation | None]],
-  score: Score,
-  tolerance: Tolerance,
-) -> list[Difference]:
-  """Return the differences of translations, which are all scored at once."""
-  both = [
-    translation
-    for _, _, ours, theirs in places
-    if ours is not None and theirs is not None
-    for translation in (ours, theirs)
-  ]
-  scores = iter(score(both))
-  differences = []
-  for line, rank, ours, theirs in places:
-    if ours is None or theirs is None:
-      differences.append(
-        Difference(line, rank, 'missing', ours, theirs, None, 0.0)
-      )
-      continue
-    gap, bound = next(scores) - next(scores), tolerance.of(ours.score)
-    kind: Kind = 'tie' if abs(gap) <= bound else 'translation'
-    differences.append(Difference(line, rank, kind, ours, theirs, gap, bound))
-  return differences
-
-
-def table(certificate: Certificate) -> Iterator[str]:
+def report(certificate: Certificate) -> Iterator[str]:
   """Yield the lines of the printed report."""
-  names = [comparison.scenario.name for comparison in certificate.comparisons]
-  width = max(map(len, ('scenario', *names)))
-  numbers = 'sentences  different  ties  largest score difference'
-  yield f'{"scenario":<{width}}  {numbers}'
-  for comparison in certificate.comparisons:
-    yield f'{comparison.scenario.name:<{width}}  {_row(comparison)}'
-  tolerance = certificate.tolerance
+  header = 'scenario', 'different', 'ties', 'largest score difference'
+  yield table(
+    'markdown',
+    header,
+    [
+      (c.scenario, f'{len(c.different)}', f'{len(c.ties)}', f'{c.largest:.1e}')
+      for c in certificate.comparisons
+    ],
+    numeric=True,
+  )
   yield (
     'tie: two translations whose scores differ by at most '
-    f'{tolerance.relative:.1e} * max(1, |score|)'
+    f'{certificate.tolerance:.1e} * max(1, |score|)'
   )
-  yield f'cached steps against teacher-forced pass: {_steps(certificate)}'
-  yield from _listed(certificate)
-  yield _verdict(certificate)
-
-
-def failure(certificate: Certificate) -> str:
-  """Describe in one line what fails; '' if nothing does or it is not judged."""
-  if certificate.holds or not certificate.tolerance.decides:
-    return ''
-  if not certificate.steps.subwords:
-    return 'no line has a translation, so that nothing could be compared'
-  for comparison in certificate.comparisons:
-    if comparison.different:
-      lines = ', '.join(map(str, comparison.different[:5]))
-      more = ', ...' if len(comparison.different) > 5 else ''
-      return (
-        f'{len(comparison.different)} of {comparison.sentences} sentences '
-        f'differ in the scenario {comparison.scenario.name!r}: line {lines}'
-        f'{more}'
-      )
-  return f'cached steps against teacher-forced pass: {_steps(certificate)}'
-
-
-def as_json(certificate: Certificate, **about: Any) -> str:
-  """Return the report as JSON."""
-  tolerance, steps = certificate.tolerance, certificate.steps
-  report = {
-    **about,
-    'certified': certificate.holds,
-    'decides': tolerance.decides,
-    'tie': f'gap <= {tolerance.relative:.1e} * max(1, |score|)',
-    'tolerance': tolerance.relative,
-    'n_best': certificate.n_best,
-    'scenarios': [
-      _scenario(comparison) for comparison in certificate.comparisons
-    ],
-    'cached_against_forced': {
-      'subwords': steps.subwords,
-      'largest': _number(steps.largest),
-      'mean': _number(steps.mean),
-      'line': steps.line,
-      'rank': steps.rank,
-      'position': steps.position,
-    },
-  }
-  return json.dumps(report, ensure_ascii=False, allow_nan=False)
-
-
-def _row(comparison: Comparison) -> str:
-  if comparison.scenario.skipped:
-    return f'skipped: {comparison.scenario.skipped}'
-  different, ties = len(comparison.different), len(comparison.ties)
-  return (
-    f'{comparison.sentences:>9}  {different:>9}  {ties:>4}  '
-    f'{comparison.largest:>24.1e}'
-  )
-
-
-def _steps(certificate: Certificate) -> str:
-  steps = certificate.steps
-  return (
-    f'largest difference {steps.largest:.1e} (line {steps.line}, translation '
-    f'{steps.rank}, subword {steps.position}), mean {steps.mean:.1e} of '
-    f'{steps.subwords:,} subwords, for each unit of max(1, |log-probability|); '
-    f'at most {certificate.tolerance.relative:.1e} allowed'
-  )
-
-
-def _listed(certificate: Certificate) -> Iterator[str]:
+  yield certificate.step_line
   entries = [
-    (difference.kind == 'tie', comparison.scenario.name, difference)
+    (comparison.scenario, difference)
     for comparison in certificate.comparisons
     for difference in comparison.differences
   ]
-  entries.sort(key=lambda entry: entry[0])
-  for _, name, difference in entries[:_SHOWN]:
-    gap = 'no gap' if difference.gap is None else f'gap {difference.gap:.2e}'
+  entries.sort(key=lambda entry: entry[1].kind == 'tie')
+  for name, difference in entries[:_SHOWN]:
     yield (
       f'line {difference.line}, {name}, translation {difference.rank}: '
-      f'{difference.kind}, {gap}, tie up to {difference.bound:.1e}'
+      f'{difference.kind}'
     )
     yield f'  default: {_shown(difference.ours)}'
     yield f'  {name}: {_shown(difference.theirs)}'
@@ -595,49 +374,8 @@ def _shown(translation: Translation | None) -> str:
   return f'{translation.score:.6f} {translation.text}'
 
 
-def _verdict(certificate: Certificate) -> str:
-  if not certificate.tolerance.decides:
-    return 'reported, not judged: only float32 is'
-  return 'certified' if certificate.holds else 'not certified'
-
-
-def _scenario(comparison: Comparison) -> dict[str, Any]:
-  scenario = comparison.scenario
-  if scenario.skipped:
-    return {'scenario': scenario.name, 'skipped': scenario.skipped}
-  return {
-    'scenario': scenario.name,
-    'sentences': comparison.sentences,
-    'different': len(comparison.different),
-    'ties': len(comparison.ties),
-    'largest_score_difference': _number(comparison.largest),
-    'differences': [
-      _difference(difference) for difference in comparison.differences
-    ],
-  }
-
-
-def _difference(difference: Difference) -> dict[str, Any]:
-  return {
-    'line': difference.line,
-    'rank': difference.rank,
-    'kind': difference.kind,
-    'gap': _number(difference.gap),
-    'bound': _number(difference.bound),
-    'ours': _translation(difference.ours),
-    'theirs': _translation(difference.theirs),
-  }
-
-
-def _translation(translation: Translation | None) -> dict[str, Any] | None:
-  if translation is None:
-    return None
-  return {
-    'text': translation.text,
-    'score': _number(translation.score),
-    'ids': [pair.target for pair in translation.pairs],
-  }
-
-
-def _number(value: float | None) -> float | None:
-  return value if value is not None and math.isfinite(value) else None
+def as_json(certificate: Certificate, **about: Any) -> bytes:
+  """Return everything as JSON; what is not finite is null."""
+  values = about | dataclasses.asdict(certificate)
+  values |= {'certified': not certificate.fault}
+  return pydantic_core.to_json(values, inf_nan_mode='null')

@@ -12,9 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from fusion_jax.config import DataConfig
+from fusion_jax.config.presets import changed
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import TrainedModel, load_run, selection_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +49,7 @@ class Mixture:
 class Ensemble:
   """Runs of one target vocabulary; their source segmentations may differ.
 
-  Attributes:
-    runs: Runs; the first one gives languages, options and length limits.
-    mixture: Mixture of their predictions.
+  The first run gives languages, options and length limits.
   """
 
   runs: tuple[TrainedModel, ...]
@@ -85,10 +86,13 @@ def make_ensemble(
         f'--workdir: {name} has another target vocabulary than {names[0]}; '
         'runs of an ensemble must share it'
       )
-    pair, own = _languages(first), _languages(run)
-    if own != pair:
+    pairs = [
+      f'{data.source_language} to {data.target_language}'
+      for data in (first.config.data, run.config.data)
+    ]
+    if pairs[0] != pairs[1]:
       raise InputError(
-        f'--workdir: {name} translates {own}, but {names[0]} {pair}'
+        f'--workdir: {name} translates {pairs[1]}, but {names[0]} {pairs[0]}'
       )
   weights = tuple(weights) or (1.0,) * len(runs)
   allowed = all(0 < weight < math.inf for weight in weights)
@@ -103,14 +107,6 @@ def make_ensemble(
   )
 
 
-def _languages(run: TrainedModel) -> str:
-  data = run.config.data
-  return f'{data.source_language} to {data.target_language}'
-
-
-logger = logging.getLogger(__name__)
-
-
 def in_direction(
   run: TrainedModel, name: str, source: str = '', target: str = ''
 ) -> TrainedModel:
@@ -121,18 +117,17 @@ def in_direction(
   """
   data = run.config.data
   source, target = choose_direction(data, name, source, target)
-  pieces = {tag: run.target_tokenizer.id_of(tag) for tag in data.all_tags}
-  tags = tuple(piece for piece, number in pieces.items() if number is not None)
-  decoding = dataclasses.replace(
-    run.config.decoding, forbidden=run.config.decoding.forbidden + tags
-  )
-  config = dataclasses.replace(
-    run.config, data=data.between(source, target), decoding=decoding
-  )
-  return dataclasses.replace(
+  id_of = run.target_tokenizer.id_of
+  tags = tuple(tag for tag in data.all_tags if id_of(tag) is not None)
+  return changed(
     run,
-    config=config,
-    source_tokenizer=run.source_tokenizer.tagged(data.tags(source, target)),
+    {
+      'config.data': data.between(source, target),
+      'config.decoding.forbidden': run.config.decoding.forbidden + tags,
+      'source_tokenizer': run.source_tokenizer.tagged(
+        data.tags(source, target)
+      ),
+    },
   )
 
 
@@ -199,12 +194,5 @@ def with_groups(run: TrainedModel, groups: str) -> TrainedModel:
       f'--groups={groups}: the decoder has no groups, its fusion is '
       f'{decoder.fusion!r}'
     )
-  options = dataclasses.replace(decoder.options, inference_groups=groups)
-  model = dataclasses.replace(
-    run.config.model, decoder=dataclasses.replace(decoder, options=options)
-  )
-  return dataclasses.replace(
-    run,
-    config=dataclasses.replace(run.config, model=model),
-    model=run.model.clone(config=model),
-  )
+  run = changed(run, {'config.model.decoder.options.inference_groups': groups})
+  return changed(run, {'model': run.model.clone(config=run.config.model)})

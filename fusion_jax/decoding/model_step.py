@@ -1,4 +1,4 @@
-"""One or more models as the step of a search.
+"""One or more models as the step of a search, and the search of one batch.
 
 The coverage penalty is that of Wu et al. (2016), section 7, Eq. 14:
 cp(X, Y) = sum_i log(min(sum_j p_ij, 1)), where p_ij is the attention of target
@@ -12,7 +12,6 @@ L layers, N heads, V vocabulary.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,21 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
-from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.config import DecodingConfig
+from fusion_jax.data.tokenizer import Tokenizer
+from fusion_jax.decoding.ensemble import Ensemble, Mixture
+from fusion_jax.errors import InputError
 from fusion_jax.layers.attention import rows_mask
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.search.hypotheses import CompactedBatch
+from fusion_jax.parallel.mesh import over_rows
+from fusion_jax.search.beam import beam_search
+from fusion_jax.search.constraints import Requirements, TokenRules
+from fusion_jax.search.hypotheses import (
+  CompactedBatch,
+  Hypotheses,
+  LengthPenalty,
+)
+from fusion_jax.search.sample import Sampling, sample
 
 # Lower bound of the attention on a source position, for a finite logarithm.
 _LEAST = 1e-6
-
-
-def mean_attention(
-  weights: Float32[Array, 'L B N T S'],
-) -> Float32[Array, 'B T S']:
-  """Return the mean over layers and heads."""
-  return weights.mean((0, 2))
 
 
 def coverage_penalty(
@@ -43,26 +46,6 @@ def coverage_penalty(
   """Compute cp of translations."""
   penalty = jnp.log(jnp.clip(attended, _LEAST, 1.0))
   return jnp.where(tokens, penalty, 0).sum(-1)
-
-
-def write_attention(
-  cache: Float32[Array, 'B P S'],
-  attention: Float32[Array, 'B K S'],
-  position: Int32[Array, ''],
-) -> Float32[Array, 'B P S']:
-  """Write the attention of a step into the cache [B, T * K, S]."""
-  start = position * attention.shape[1]
-  return jax.lax.dynamic_update_slice_in_dim(cache, attention, start, axis=1)
-
-
-def attended_sources(
-  cache: Float32[Array, 'B P S'],
-  rows: Int32[Array, 'B K T'],
-  position: Int32[Array, ''],
-) -> Float32[Array, 'B K S']:
-  """Sum p_ij over j for each hypothesis up to a position."""
-  own = rows_mask(rows, position)[:, 0].astype(cache.dtype)
-  return jnp.einsum('BKP,BPS->BKS', own, cache)
 
 
 class Source(NamedTuple):
@@ -77,38 +60,50 @@ class Source(NamedTuple):
     return jnp.arange(self.ids.shape[1]) < self.lengths[:, None]
 
 
-class ModelCache(NamedTuple):
-  """Cache of one model for the positions so far.
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+  """Settings that the program depends on, besides shapes and models."""
 
-  Attributes:
-    own: Keys and values of the model.
-    attention: Weights over the source, [B, T * K, S]; None without a coverage
-      penalty.
-  """
+  beam: int  # Live hypotheses, or samples.
+  keep: int  # Hypotheses to return.
+  end_id: int
+  penalty: LengthPenalty
+  coverage: float = 0.0  # Weight of the coverage penalty.
+  patience: float = 0.0
+  rules: TokenRules = TokenRules()
+  sampling: Sampling | None = None  # None: beam search.
+  mixture: Mixture = Mixture()
+  # Whether the last quarter of a batch, on each device, is searched without the
+  # other sentences.
+  compacts: bool = False
+
+
+class SearchRows(NamedTuple):
+  """Batch of source sentences to search; the numbers decide what is drawn."""
+
+  sources: tuple[Source, ...]  # As each model reads them.
+  max_lengths: Int32[Array | np.ndarray, ' B']
+  numbers: Int32[Array | np.ndarray, ' B']
+  requirements: Requirements | None = None
+
+
+class ModelCache(NamedTuple):
+  """Cache of one model for the positions so far."""
 
   own: Any
+  # Weights over the source, [B, T * K, S]; None without a coverage penalty.
   attention: Float32[Array, 'B P S'] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelStep:
-  """Step of models that translate together, prepared by `start`.
-
-  Attributes:
-    models: Models of the ensemble.
-    parameters: Parameters of each model.
-    sources: Source sentences as each model reads them.
-    memories: What each model computed of the source in `start_decoding`.
-    mixture: Mixture of their predictions.
-    coverage: Weight of the coverage penalty.
-  """
+  """Step of models that translate together, prepared by `start`."""
 
   models: tuple[Transformer, ...]
   parameters: tuple[Parameters, ...]
   sources: tuple[Source, ...]
-  memories: tuple[Any, ...]
-  mixture: Mixture
-  coverage: float
+  memories: tuple[Any, ...]  # Made of the sources by `start_decoding`.
+  settings: SearchSettings
 
   @property
   def normalised(self) -> bool:
@@ -134,7 +129,7 @@ class ModelStep:
       scores if model.gives_log_probabilities else jax.nn.log_softmax(scores)
       for scores, model in zip(logits, self.models, strict=True)
     ]
-    return self.mixture.log_probabilities(log_p), caches
+    return self.settings.mixture.log_probabilities(log_p), caches
 
   def _one(
     self,
@@ -154,9 +149,9 @@ class ModelStep:
       logits, own = apply()
       return logits, ModelCache(own, None)
     (logits, own), kept = apply(mutable=['attention'])
-    weights = cross_attention_weights(kept['attention'])
-    attention = write_attention(
-      cache.attention, mean_attention(weights), position
+    attention = cross_attention_weights(kept['attention']).mean((0, 2))
+    attention = jax.lax.dynamic_update_slice_in_dim(
+      cache.attention, attention, position * tokens.shape[1], axis=1
     )
     return logits, ModelCache(own, attention)
 
@@ -167,15 +162,15 @@ class ModelStep:
     caches: tuple[ModelCache, ...],
   ) -> Float32[Array, 'B K']:
     """Compute the coverage penalty, averaged with the weights of the models."""
-    terms = []
+    total = jnp.float32(0)
     for weight, cache, source in zip(
-      self.mixture.weights, caches, self.sources, strict=True
+      self.settings.mixture.weights, caches, self.sources, strict=True
     ):
       assert cache.attention is not None
-      attended = attended_sources(cache.attention, rows, position)
-      penalty = coverage_penalty(attended, source.tokens[:, None])
-      terms.append(weight * penalty)
-    return self.coverage * functools.reduce(jnp.add, terms)
+      written = rows_mask(rows, position)[:, 0].astype(cache.attention.dtype)
+      attended = jnp.einsum('BKP,BPS->BKS', written, cache.attention)
+      total += weight * coverage_penalty(attended, source.tokens[:, None])
+    return self.settings.coverage * total
 
   def compact_batch(
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]
@@ -194,39 +189,123 @@ class ModelStep:
     sources = jax.tree.map(lambda leaf: leaf[sentences], self.sources)
     step = dataclasses.replace(self, sources=sources, memories=tuple(memories))
     return CompactedBatch(
-      step, step.coverage_score if self.coverage else None, tuple(own)
+      step, step.coverage_score if self.settings.coverage else None, tuple(own)
     )
 
 
 def start(
-  models: Sequence[Transformer],
-  parameters: Sequence[Parameters],
-  sources: Sequence[Source],
-  *,
-  beam: int,
+  models: tuple[Transformer, ...],
+  parameters: tuple[Parameters, ...],
+  sources: tuple[Source, ...],
+  settings: SearchSettings,
   max_length: int,
-  mixture: Mixture,
-  coverage: float,
 ) -> tuple[ModelStep, tuple[ModelCache, ...]]:
   """Encode the source with every model."""
   caches, memories = [], []
-  for model, own, source in zip(models, parameters, sources, strict=True):
-    apply = functools.partial(model.apply, {'params': own})
+  for model, values, source in zip(models, parameters, sources, strict=True):
+    apply = functools.partial(model.apply, {'params': values})
     encoded = apply(source.ids, source.lengths, method='encode')
     cache, memory = apply(
-      encoded, source.lengths, beam, max_length, method='start_decoding'
+      *(encoded, source.lengths, settings.beam, max_length),
+      method='start_decoding',
     )
     batch, length = source.ids.shape
-    shape = batch, max_length * beam, length
-    attention = jnp.zeros(shape, jnp.float32) if coverage else None
+    attention = None
+    if settings.coverage:
+      shape = batch, max_length * settings.beam, length
+      attention = jnp.zeros(shape, jnp.float32)
     caches.append(ModelCache(cache, attention))
     memories.append(memory)
-  step = ModelStep(
-    tuple(models),
-    tuple(parameters),
-    tuple(sources),
-    tuple(memories),
-    mixture,
-    coverage,
-  )
+  step = ModelStep(models, parameters, sources, tuple(memories), settings)
   return step, tuple(caches)
+
+
+@functools.partial(
+  jax.jit, static_argnames=('models', 'settings', 'max_length')
+)
+@over_rows
+def search_batch(
+  parameters: tuple[Parameters, ...],
+  rows: SearchRows,
+  *,
+  models: tuple[Transformer, ...],
+  settings: SearchSettings,
+  max_length: int,
+) -> Hypotheses:
+  """Encode and search one batch, on each device its own rows.
+
+  It is compiled once for all translators of the same models, so that
+  translating again with newer parameters costs no compilation.
+  """
+  step, cache = start(models, parameters, rows.sources, settings, max_length)
+  decode = functools.partial(
+    beam_search if settings.sampling is None else sample,
+    step,
+    cache,
+    max_length=max_length,
+    max_lengths=jnp.asarray(rows.max_lengths),
+    start_id=models[0].start_id,
+    end_id=settings.end_id,
+    penalty=settings.penalty,
+    coverage_score=step.coverage_score if settings.coverage else None,
+    normalised=step.normalised,
+    rules=settings.rules,
+    requirements=rows.requirements,
+  )
+  if settings.sampling is None:
+    return decode(
+      batch=rows.numbers.shape[0],
+      beam=settings.beam,
+      keep=settings.keep,
+      patience=settings.patience,
+      compact_batch=step.compact_batch if settings.compacts else None,
+    )
+  result = decode(
+    samples=settings.beam, numbers=rows.numbers, sampling=settings.sampling
+  )
+  return jax.tree.map(lambda leaf: leaf[:, : settings.keep], result)
+
+
+def search_settings(
+  options: DecodingConfig, ensemble: Ensemble, keep: int
+) -> SearchSettings:
+  """Return the settings that options imply for an ensemble."""
+  tokenizer = ensemble.tokenizer
+  size = tokenizer.vocabulary.size
+  if options.beam_size > size:
+    raise InputError(
+      f'config.decoding.beam_size: must be at most {size}, the subwords of the '
+      f'target vocabulary, got {options.beam_size}'
+    )
+  sampling = None
+  if options.search == 'sample':
+    sampling = Sampling(
+      options.temperature, options.top_k, options.top_p, options.seed
+    )
+  return SearchSettings(
+    beam=options.beam_size,
+    keep=keep,
+    end_id=tokenizer.vocabulary.end,
+    penalty=LengthPenalty(options.length_penalty, options.alpha),
+    coverage=options.coverage,
+    patience=options.patience,
+    rules=TokenRules(_forbidden(options, tokenizer), options.no_repeat_ngram),
+    sampling=sampling,
+    mixture=ensemble.mixture,
+  )
+
+
+def _forbidden(
+  options: DecodingConfig, tokenizer: Tokenizer
+) -> tuple[int, ...]:
+  vocabulary = tokenizer.vocabulary
+  ids = {vocabulary.unknown} if options.forbid_unknown else set()
+  for piece in options.forbidden:
+    token = tokenizer.id_of(piece)
+    if token is None or token == vocabulary.end:
+      raise InputError(
+        f'config.decoding.forbidden: {piece!r} is no piece of the target '
+        'vocabulary that can be forbidden'
+      )
+    ids.add(token)
+  return tuple(sorted(ids))

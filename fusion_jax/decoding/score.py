@@ -18,28 +18,19 @@ from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
   PairIds,
   PlannedBatch,
+  computed,
   decode_shapes,
-  device_get_rows,
   device_put_rows,
-  one_ahead,
   own_batches,
   pad_values,
   padded_pairs,
   windows,
 )
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, alone
-from fusion_jax.decoding.model_step import (
-  Source,
-  coverage_penalty,
-  mean_attention,
-)
+from fusion_jax.decoding.model_step import Source, coverage_penalty
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.mixture import (
-  at_positions,
-  mixture_log_probabilities,
-  token_mixture,
-)
+from fusion_jax.fusion.mixture import at_positions, mixture_log_probabilities
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import (
   ModelOutput,
@@ -128,19 +119,19 @@ class Scorer:
 
   def check(self, number: int, source: str, target: str) -> None:
     """Refuse the pair of a line if it cannot be scored."""
-    for encoder in self._encoders:
-      encoder.encode(f'line {number}', source, target)
+    self._encode(f'line {number}', source, target)
+
+  def _encode(self, name: str, source: str, target: str) -> Pairs:
+    return tuple(e.encode(name, source, target) for e in self._encoders)
 
   def score(
     self, pairs: Iterable[tuple[str, str]], unit: str = 'line'
   ) -> Iterator[Scored]:
     """Score every pair, in order."""
-    numbered = enumerate(pairs, start=1)
-    encoded = (
-      tuple(e.encode(f'{unit} {number}', *pair) for e in self._encoders)
-      for number, pair in numbered
+    yield from self.score_ids(
+      self._encode(f'{unit} {number}', *pair)
+      for number, pair in enumerate(pairs, start=1)
     )
-    yield from self.score_ids(encoded)
 
   def score_ids(self, pairs: Iterable[Pairs]) -> Iterator[Scored]:
     """Score every pair of ids, in order."""
@@ -151,27 +142,22 @@ class Scorer:
 
   def _score_window(self, window: list[Pairs]) -> list[Scored]:
     pairs = [pair for pair in window if not pair[0].is_blank]
-    scored: dict[int, Scored] = {}
-    batches = own_batches(list(map(_length, pairs)), self.shapes)
-    for batch, found in one_ahead(
-      (batch, self._start(batch, pairs)) for batch in batches
-    ):
-      rows = zip(*device_get_rows(found), strict=True)
-      for place, (row, coverage_score) in zip(
-        batch.sentences, rows, strict=False
-      ):
-        tokens = row[: len(pairs[place][0].target)]
-        scored[place] = self._scored(tokens, float(coverage_score))
-      self._on_progress(len(batch.sentences))
-    own = len(scored)
+
+    def read(place: int, row: tuple[Any, Any]) -> Scored:
+      tokens = row[0][: len(pairs[place][0].target)]
+      divisor = float(self._divisors[len(tokens)])
+      return Scored(tuple(map(float, tokens)), divisor, float(row[1]))
+
+    scored = computed(
+      own_batches(list(map(_length, pairs)), self.shapes),
+      lambda batch: self._start(batch, pairs),
+      read,
+      lambda sentences: self._on_progress(len(sentences)),
+    )
+    self._on_progress(len(window) - len(scored))
     scored = merged(scored, Scored)
-    self._on_progress(len(window) - own)
     left = (scored[place] for place in range(len(pairs)))
     return [_NOTHING if pair[0].is_blank else next(left) for pair in window]
-
-  def _scored(self, tokens: np.ndarray, coverage_score: float) -> Scored:
-    divisor = float(self._divisors[len(tokens)])
-    return Scored(tuple(map(float, tokens)), divisor, coverage_score)
 
   def _start(
     self, batch: PlannedBatch, pairs: list[Pairs]
@@ -181,8 +167,8 @@ class Scorer:
     end = self._ensemble.tokenizer.vocabulary.end
     sources = []
     for run in range(len(self._encoders)):
-      own = [pairs[run] for pairs in chosen]
-      ids, lengths, target = padded_pairs(own, batch.shape, end)
+      read = [models[run] for models in chosen]
+      ids, lengths, target = padded_pairs(read, batch.shape, end)
       sources.append(Source(ids, lengths))
     lengths = pad_values(
       (len(p[0].target) for p in chosen), batch.shape.rows, 1
@@ -204,15 +190,9 @@ def _length(pairs: Pairs) -> int:
 
 
 class TeacherForcedRows(NamedTuple):
-  """Batch of pairs.
+  """Batch of pairs, end symbols included."""
 
-  Attributes:
-    sources: Source sentences for each model.
-    target: Token ids, the end symbols included.
-    target_lengths: Number of tokens in each row.
-  """
-
-  sources: tuple[Source, ...]
+  sources: tuple[Source, ...]  # As each model reads them.
   target: Int32[Array | np.ndarray, 'B T']
   target_lengths: Int32[Array | np.ndarray, ' B']
 
@@ -240,52 +220,45 @@ def teacher_forced_scores(
     )
     outputs.append(output)
     if weight:
-      attention = mean_attention(cross_attention_weights(kept['attention']))
+      attention = cross_attention_weights(kept['attention']).mean((0, 2))
       attended = jnp.where(tokens[..., None], attention, 0).sum(1)
       coverage_score += (
         weight * share * coverage_penalty(attended, source.tokens)
       )
   target = jnp.asarray(rows.target)
   combines = [model.config.decoder.combine for model in models]
-  if len(models) == 1:
-    log_probs = token_log_probabilities(outputs[0], target, combines[0])
-  else:
-    log_probs = ensemble_log_probabilities(outputs, target, combines, mixture)
-  return log_probs, coverage_score
+  return _chosen(outputs, target, combines, mixture), coverage_score
 
 
 def token_log_probabilities(
   output: ModelOutput, targets: Int32[Array, 'B T'], combine: Combine
 ) -> Float32[Array, 'B T']:
   """Return log p of every target token, of the mixture if there are groups."""
-  log_p = functools.partial(_log_softmax, output=output.output)
-  if output.log_weights is None:
-    return _chosen(log_p, output.features, targets)
-  by_group = jax.lax.map(
-    lambda group: _chosen(log_p, group, targets), output.features
-  )
-  return token_mixture(by_group, output.log_weights, combine)
+  return _chosen([output], targets, [combine], Mixture())
 
 
-def ensemble_log_probabilities(
+def _chosen(
   outputs: Sequence[ModelOutput],
   targets: Int32[Array, 'B T'],
   combines: Sequence[Combine],
   mixture: Mixture,
 ) -> Float32[Array, 'B T']:
-  """Return log p of every target token in the mixture of several models."""
+  """Choose log p of the targets row by row, so that few logits are held."""
 
-  def log_p(features: Any) -> Float32[Array, 'T V']:
-    return mixture.log_probabilities(
-      [
-        _all_log_probabilities(own[0], own[1], output.output, combine)
-        for own, output, combine in zip(
-          features, outputs, combines, strict=True
-        )
-      ]
-    )
+  def row(pair):
+    models, tokens = pair
+    log_p = [
+      _log_probabilities(features, weights, output.output, combine)
+      for (features, weights), output, combine in zip(
+        models, outputs, combines, strict=True
+      )
+    ]
+    every = log_p[0] if len(log_p) == 1 else mixture.log_probabilities(log_p)
+    return jnp.take_along_axis(every, tokens[:, None], axis=-1)[:, 0]
 
-  return _chosen(log_p, tuple(map(_by_row, outputs)), targets)
+  rows = max(_CHUNK // targets.shape[1], 1)
+  features = tuple(map(_by_row, outputs))
+  return jax.lax.map(row, (features, targets), batch_size=rows)
 
 
 def _by_row(
@@ -299,33 +272,14 @@ def _by_row(
   return features, jnp.moveaxis(weights, 0, 1)
 
 
-def _chosen(
-  log_p: Callable, features: Any, targets: Int32[Array, 'B T']
-) -> Float32[Array, 'B T']:
-  """Choose log p of the targets row by row, so that few logits are held."""
-
-  def row(pair):
-    every = log_p(pair[0])
-    return jnp.take_along_axis(every, pair[1][:, None], axis=-1)[:, 0]
-
-  rows = max(_CHUNK // targets.shape[1], 1)
-  return jax.lax.map(row, (features, targets), batch_size=rows)
-
-
-def _log_softmax(
-  features: Float[Array, 'T D'], output: OutputLayer
-) -> Float32[Array, 'T V']:
-  return jax.nn.log_softmax(output_logits(features, output))
-
-
-def _all_log_probabilities(
+def _log_probabilities(
   features: Float[Array, '*G T D'],
   log_weights: Float[Array, 'G T'] | None,
   output: OutputLayer,
   combine: Combine,
 ) -> Float32[Array, 'T V']:
   """Return all log-probabilities of one row in one model."""
-  if log_weights is None:
-    return _log_softmax(features, output)
   logits = functools.partial(output_logits, output=output)
+  if log_weights is None:
+    return jax.nn.log_softmax(logits(features))
   return mixture_log_probabilities(features, log_weights, logits, combine)

@@ -48,10 +48,8 @@ class SentenceEncoder:
   def __init__(self, ensemble: Ensemble, options: DecodingConfig):
     """Prepare to encode."""
     for length in (1, options.max_source_length):
-      least, most = (
-        shortest_target(length, options),
-        target_limit(length, options),
-      )
+      least = shortest_target(length, options)
+      most = target_limit(length, options)
       if least > most:
         raise InputError(
           f'min_length_ratio, min_length_extra: ask for {least} subwords or '

@@ -17,10 +17,9 @@ from fusion_jax.decoding.batches import (
   DecodeShape,
   PairIds,
   PlannedBatch,
+  computed,
   decode_shapes,
-  device_get_rows,
   device_put_rows,
-  one_ahead,
   own_batches,
   pad_values,
   padded,
@@ -28,13 +27,13 @@ from fusion_jax.decoding.batches import (
   target_limit,
   windows,
 )
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.ensemble import Ensemble, alone
+from fusion_jax.decoding.model_step import (
   SearchRows,
+  Source,
   search_batch,
   search_settings,
 )
-from fusion_jax.decoding.ensemble import Ensemble, alone
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.mesh import data_mesh, put_whole
@@ -71,31 +70,6 @@ class Translation:
 _EMPTY = Translation('', 0.0, 0.0)
 
 
-class _FinishedLines:
-  """Counts the lines of a window whose pieces are all translated."""
-
-  def __init__(self, pieces: Iterable[int], tell: Callable[[int], None]):
-    """Start with the number of pieces of each line."""
-    self._left = list(pieces)
-    self._line_of = [
-      line for line, count in enumerate(self._left) for _ in range(count)
-    ]
-    self._tell, self._finished = tell, 0
-
-  def add(self, sentences: Iterable[int]) -> None:
-    """Count pieces by their places in the window."""
-    before = self._finished
-    for sentence in sentences:
-      line = self._line_of[sentence]
-      self._left[line] -= 1
-      self._finished += self._left[line] == 0
-    self._tell(self._finished - before)
-
-  def rest(self) -> None:
-    """Count what is left: empty lines, and those of other processes."""
-    self._tell(len(self._left) - self._finished)
-
-
 class Translator:
   """Translator with a run, or with several as an ensemble."""
 
@@ -108,8 +82,6 @@ class Translator:
     *,
     at_once: bool = False,
     devices: int | None = None,
-    number_of: Callable[[int], int] | None = None,
-    longest_shape_only: bool = False,
   ):
     """Prepare to translate; nothing is compiled yet."""
     self._ensemble = ensemble = alone(run)
@@ -121,12 +93,9 @@ class Translator:
         f'got {n_best}'
       )
     self._encoder = SentenceEncoder(ensemble, options)
-    self._longest = ensemble.longest
     self._options = options
     self._on_progress = on_progress or (lambda lines: None)
     self._at_once = at_once
-    self._joiner = ensemble.runs[0].target_words.between
-    self._number_of = number_of or (lambda place: place)
     self._mesh = data_mesh(
       None if devices is None else jax.local_devices()[:devices]
     )
@@ -137,11 +106,7 @@ class Translator:
       search_settings(options, ensemble, n_best), compacts=True
     )
     self._shortest = options.min_length_ratio or options.min_length_extra
-    shapes = decode_shapes(options, self._longest)
-    if longest_shape_only:
-      longest = max(shape.source for shape in shapes)
-      shapes = tuple(shape for shape in shapes if shape.source == longest)
-    self.shapes = shapes
+    self.shapes = decode_shapes(options, ensemble.longest)
 
   def translate(self, lines: Iterable[str]) -> Iterator[str]:
     """Yield the best translation of every line, in order.
@@ -162,16 +127,15 @@ class Translator:
     k-th best of every piece.
     """
     encoded = map(self._encoder.encode, itertools.count(1), lines, prefixes)
-    slots = ((own, sum(map(self._slots, own))) for own in encoded)
-    first = 0
+    beam = self._options.beam_size
+    slots = (
+      (line, beam * sum(piece.length for piece in line)) for line in encoded
+    )
     window_slots = self._options.batch_tokens * jax.process_count()
-    window_slots = 0 if self._at_once else window_slots
-    for window in windows(slots, window_slots):
-      sources = list(itertools.chain.from_iterable(window))
-      finished = _FinishedLines(map(len, window), self._on_progress)
-      translated = iter(self._translate_sources(sources, first, finished.add))
-      first += len(sources)
-      finished.rest()
+    first = 0
+    for window in windows(slots, 0 if self._at_once else window_slots):
+      translated = iter(self._translate_window(window, first))
+      first += sum(map(len, window))
       for pieces in window:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
@@ -188,39 +152,36 @@ class Translator:
       jax.block_until_ready(started)
       yield shape, time.perf_counter() - begin
 
-  def _slots(self, sentence: Sentence) -> int:
-    return self._options.beam_size * sentence.length
-
   def check(self, number: int, line: str, prefix: str = '') -> None:
     """Refuse a line, by its number, that cannot be translated."""
     self._encoder.check(number, line, prefix)
 
-  def count_pieces(self, line: str) -> int:
-    """Count the pieces in which a line is translated; 0 if it is empty."""
-    return len(self._encoder.encode(1, line))
-
-  def _translate_sources(
-    self,
-    sources: list[Sentence],
-    first: int,
-    on_batch: Callable[[Iterable[int]], None],
+  def _translate_window(
+    self, window: list[list[Sentence]], first: int
   ) -> list[list[Translation]]:
-    """Translate sources that have the numbers first, first + 1, ...
+    """Translate the pieces of lines, numbered first, first + 1, ...
 
     Several processes translate a share each, and all get the whole result.
     """
-    translations: dict[int, list[Translation]] = {}
-    lengths = [sentence.length for sentence in sources]
+    sources = list(itertools.chain.from_iterable(window))
+    # A line counts as translated with its first piece.
+    firsts = set(itertools.accumulate(map(len, window), initial=0))
     # Taken over all sources, so that every process starts the same program.
     prefixed = any(sentence.prefix for sentence in sources)
-    batches = own_batches(lengths, self.shapes)
-    for batch, hypotheses in one_ahead(
-      (batch, self._start(batch, sources, first, prefixed)) for batch in batches
-    ):
-      read = [sources[sentence].sources[0] for sentence in batch.sentences]
-      texts = self._texts(hypotheses, read)
-      translations.update(zip(batch.sentences, texts, strict=True))
-      on_batch(batch.sentences)
+    counted = 0
+
+    def count(sentences: list[int]) -> None:
+      nonlocal counted
+      counted += len(firsts.intersection(sentences))
+      self._on_progress(len(firsts.intersection(sentences)))
+
+    translations = computed(
+      own_batches([sentence.length for sentence in sources], self.shapes),
+      lambda batch: self._start(batch, sources, first, prefixed),
+      lambda place, row: self._texts(row, sources[place].sources[0]),
+      count,
+    )
+    self._on_progress(len(window) - counted)
     translations = merged(translations, list[Translation])
     return [translations[number] for number in range(len(sources))]
 
@@ -238,14 +199,11 @@ class Translator:
       [sentence.sources[run] for sentence in chosen]
       for run in range(len(self._ensemble.runs))
     )
-    limits = [self._limit(sentence) for sentence in chosen]
-    numbers = (
-      self._number_of(first + sentence) for sentence in batch.sentences
-    )
+    size = shape.rows, shape.source
     rows = SearchRows(
-      tuple(Source(*self._padded(ids, shape)) for ids in read),
-      pad_values(limits, shape.rows, 1),
-      pad_values(numbers, shape.rows, 0),
+      tuple(Source(*padded(ids, *size, self._search.end_id)) for ids in read),
+      pad_values(map(self._limit, chosen), shape.rows, 1),
+      pad_values((first + n for n in batch.sentences), shape.rows, 0),
       self._requirements(chosen, shape, prefixed),
     )
     with jax.set_mesh(self._mesh):
@@ -257,15 +215,10 @@ class Translator:
         max_length=shape.target,
       )
 
-  def _padded(
-    self, ids: list[list[int]], shape: DecodeShape
-  ) -> tuple[np.ndarray, np.ndarray]:
-    return padded(ids, shape.rows, shape.source, self._search.end_id)
-
   def _limit(self, sentence: Sentence) -> int:
     """Return the length limit, from the subwords of the first run."""
-    own = len(sentence.sources[0])
-    return target_limit(own, self._options, self._longest)
+    length, longest = len(sentence.sources[0]), self._ensemble.longest
+    return target_limit(length, self._options, longest)
 
   def _requirements(
     self, sentences: Sequence[Sentence], shape: DecodeShape, prefixed: bool
@@ -286,27 +239,22 @@ class Translator:
     lengths = pad_values((len(s.prefix) for s in sentences), shape.rows, 0)
     return Requirements(least, prefixes, lengths)
 
-  def _texts(
-    self, hypotheses: Hypotheses, sources: list[list[int]]
-  ) -> list[list[Translation]]:
-    hypotheses = device_get_rows(hypotheses)
-    pieces = self._ensemble.tokenizer.pieces
-    return [
-      [
-        Translation(
-          self._decode(hypotheses.tokens[row, k, : length - 1].tolist()),
-          float(hypotheses.scores[row, k]),
-          float(hypotheses.log_probabilities[row, k]),
-          (PairIds(source, hypotheses.tokens[row, k, :length].tolist()),),
-          tuple(hypotheses.token_log_probabilities[row, k, :length].tolist()),
-          tuple(pieces(hypotheses.tokens[row, k, :length].tolist())),
+  def _texts(self, row: Hypotheses, source: list[int]) -> list[Translation]:
+    translations = []
+    for tokens, length, score, log_probability, log_p in zip(*row, strict=True):
+      if length > 0:
+        ids = tokens[:length].tolist()
+        translations.append(
+          Translation(
+            self._decode(ids[:-1]),
+            float(score),
+            float(log_probability),
+            (PairIds(source, ids),),
+            tuple(log_p[:length].tolist()),
+            tuple(self._ensemble.tokenizer.pieces(ids)),
+          )
         )
-        for k, length in enumerate(hypotheses.lengths[row])
-        if length > 0
-      ]
-      or [_EMPTY]
-      for row, source in enumerate(sources)
-    ]
+    return translations or [_EMPTY]
 
   def _decode(self, ids: list[int]) -> str:
     text = self._ensemble.tokenizer.decode(ids)
@@ -316,9 +264,10 @@ class Translator:
   def _join(self, pieces: list[list[Translation]]) -> list[Translation]:
     if not pieces:
       return [_EMPTY]
+    between = self._ensemble.runs[0].target_words.between
     return [
       Translation(
-        self._joiner.join(piece.text for piece in ranked),
+        between.join(piece.text for piece in ranked),
         sum(piece.score for piece in ranked),
         sum(piece.log_probability for piece in ranked),
         tuple(pair for piece in ranked for pair in piece.pairs),

@@ -11,16 +11,15 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.batches import (
   PairIds,
   PlannedBatch,
+  computed,
   decode_shapes,
-  device_get_rows,
   device_put_rows,
-  one_ahead,
   padded_pairs,
   plan_batches,
   target_limit,
@@ -41,19 +40,12 @@ Item = TypeVar('Item')
 
 @dataclasses.dataclass(frozen=True)
 class InternalsSelection:
-  """Selection of the internals to view.
+  """Selection of the internals to view; layers and heads count from 1."""
 
-  Attributes:
-    attention: Whether to view the weights over the source.
-    layers: Layers of the weights: 'all', 'mean', 'last', or a number from 1.
-    heads: Heads of the weights: 'all', 'mean', or a number from 1.
-    states: Whether to view H[0..L] of both stacks.
-  """
-
-  attention: bool = True
-  layers: str | int = 'mean'
-  heads: str | int = 'mean'
-  states: bool = False
+  attention: bool = True  # The weights over the source.
+  layers: str | int = 'mean'  # 'all', 'mean', 'last' or a number.
+  heads: str | int = 'mean'  # 'all', 'mean' or a number.
+  states: bool = False  # H[0..L] of both stacks.
 
 
 class Internals(NamedTuple):
@@ -126,14 +118,11 @@ class Viewer:
         yield item, [next(views) for _ in pairs]
 
   def _views(self, pairs: list[PairIds]) -> list[View]:
-    views: dict[int, View] = {}
-    batches = plan_batches([pair.length for pair in pairs], self.shapes)
-    for batch, seen in one_ahead(
-      (batch, self._start(batch, pairs)) for batch in batches
-    ):
-      seen = device_get_rows(seen)
-      for row, place in enumerate(batch.sentences):
-        views[place] = _cut(pairs[place], seen, row)
+    views = computed(
+      plan_batches([pair.length for pair in pairs], self.shapes),
+      lambda batch: self._start(batch, pairs),
+      lambda place, row: _cut(pairs[place], row),
+    )
     return [views[place] for place in range(len(pairs))]
 
   def _start(self, batch: PlannedBatch, pairs: list[PairIds]) -> Internals:
@@ -153,16 +142,22 @@ class Viewer:
 def _checked(run: TrainedModel, selection: InternalsSelection) -> Internals:
   """Check that the selected internals exist; return `Viewer.blank`."""
   everything = dataclasses.replace(selection, layers='all', heads='all')
-  ids = jax.ShapeDtypeStruct((1, 1), np.int32)
-  internals = functools.partial(
-    _internals, model=run.model, selection=everything
+  one = np.ones((1, 1), np.int32)
+  seen = jax.eval_shape(
+    functools.partial(_internals, model=run.model, selection=everything),
+    run.parameters,
+    (one, one[0], one),
   )
-  lengths = jax.ShapeDtypeStruct((1,), np.int32)
-  seen = jax.eval_shape(internals, run.parameters, (ids, lengths, ids))
   if seen.attention is not None:
-    _, layers, heads, _, _ = seen.attention.shape
-    _check('layers', selection.layers, layers)
-    _check('heads', selection.heads, heads)
+    for kind, count in zip(
+      ('layers', 'heads'), seen.attention.shape[1:3], strict=True
+    ):
+      chosen = getattr(selection, kind)
+      if isinstance(chosen, int) and not 1 <= chosen <= count:
+        raise InputError(
+          f'--attention_{kind}={chosen}: the decoder has {count} {kind}, '
+          'counted from 1'
+        )
   if seen.encoder is None:
     return Internals(None, None, None)
   states = (
@@ -170,14 +165,6 @@ def _checked(run: TrainedModel, selection: InternalsSelection) -> Internals:
     for side in (seen.encoder, seen.decoder)
   )
   return Internals(None, *states)
-
-
-def _check(kind: str, chosen: str | int, count: int) -> None:
-  if isinstance(chosen, int) and not 1 <= chosen <= count:
-    raise InputError(
-      f'--attention_{kind}={chosen}: the decoder has {count} {kind}, counted '
-      'from 1'
-    )
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'selection'))
@@ -200,8 +187,10 @@ def _internals(
     weights = _chosen(jnp.moveaxis(weights, 0, 1), 2, selection.heads)
     attention = _chosen(weights, 1, selection.layers)
   if selection.states:
-    encoder = _stacked(output.encoder_layers)
-    decoder = _stacked(output.decoder_layers)
+    encoder, decoder = (
+      jnp.stack(layers, 1).astype(jnp.float32)
+      for layers in (output.encoder_layers, output.decoder_layers)
+    )
   return Internals(attention, encoder, decoder)
 
 
@@ -217,20 +206,14 @@ def _chosen(
   return weights.take(place, axis)
 
 
-def _stacked(
-  layers: tuple[Float[Array, 'B T D'], ...],
-) -> Float32[Array, 'B L T D']:
-  return jnp.stack(layers, 1).astype(jnp.float32)
-
-
-def _cut(pair: PairIds, seen: Internals, row: int) -> View:
+def _cut(pair: PairIds, padded: Internals) -> View:
   source, target = len(pair.source), len(pair.target)
-  attention, encoder, decoder = seen
+  attention, encoder, decoder = padded
   return View(
     pair,
     Internals(
-      None if attention is None else attention[row, ..., :target, :source],
-      None if encoder is None else encoder[row, :, :source],
-      None if decoder is None else decoder[row, :, :target],
+      None if attention is None else attention[..., :target, :source],
+      None if encoder is None else encoder[:, :source],
+      None if decoder is None else decoder[:, :target],
     ),
   )

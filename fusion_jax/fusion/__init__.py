@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, get_args
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from fusion_jax.bounds import choice_fault
-from fusion_jax.config.schemes import (
+from fusion_jax.config.fusion import (
   add_scheme,
   attention_source,
   fusion_scheme,

@@ -318,6 +318,7 @@ DYNAMIC_ROUTING = on_both_sides(
   'Dou et al. 2019, Eq. 5-9',
   DynamicRoutingOptions,
   check=check_routing,
+  routes=True,
 )
 
 
@@ -389,4 +390,5 @@ EM_ROUTING = on_both_sides(
   'Dou et al. 2019, Eq. 10-16',
   EmRoutingOptions,
   check=check_routing,
+  routes=True,
 )

@@ -103,6 +103,7 @@ class Scheme:
     self_attention: Function that returns the self-attention of a layer, counted
       from 1, where the scheme has its own; None: it has not.
     residual: Residual of its own, if it has one.
+    routes: Whether it has capsules, and telemetry of its couplings.
     reads_embeddings: Whether a prediction reads the output of the stack, after
       any final norm, and a memory of the source's embeddings, in place of
       H[0..L].
@@ -140,6 +141,7 @@ class Scheme:
     [ModelConfig, Side, int], MultiHeadAttention | None
   ] = _nothing
   residual: ResidualPlug = PLAIN
+  routes: bool = False
   reads_embeddings: bool = False
   views: tuple[DeclaredView, ...] = ()
   no_gradient: tuple[str, ...] = ()

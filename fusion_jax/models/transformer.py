@@ -423,10 +423,10 @@ def initial_parameters(model: Transformer, seed: int) -> Parameters:
 
 
 # The last parts of their names. A parameter that a new scheme adds under
-# another name has full precision and no decay until it is listed here.
-_MATRICES = frozenset({'kernel'})
-_TABLES = frozenset(
+# another name has no decay until it is listed here.
+_WEIGHTS = frozenset(
   {
+    'kernel',
     'embedding',
     'source_embedding',
     'target_embedding',
@@ -449,23 +449,5 @@ def path_name(path: tuple[Any, ...]) -> str:
 def are_weights(parameters: Parameters) -> Parameters:
   """Return a tree with True where a parameter is a weight matrix or table."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, _: _last_name(path) in _MATRICES | _TABLES, parameters
+    lambda path, _: path_name(path).rpartition('/')[2] in _WEIGHTS, parameters
   )
-
-
-def bfloat16_copies(parameters: Parameters) -> Parameters:
-  """Return the tree with its matrices in bfloat16; gradients are float32.
-
-  Tables stay float32: a lookup reads few of their rows, and where one table has
-  several uses their gradients must be added in float32.
-  """
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: (
-      leaf.astype(jnp.bfloat16) if _last_name(path) in _MATRICES else leaf
-    ),
-    parameters,
-  )
-
-
-def _last_name(path: tuple[Any, ...]) -> str:
-  return path_name(path).rpartition('/')[2]

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import jax
 
-from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.training import ParallelConfig
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import write_errors, write_whole
 from fusion_jax.parallel.processes import gather, is_first

@@ -19,7 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
-from fusion_jax.config.parallel import AxisRules, ParallelConfig
+from fusion_jax.config.training import AxisRules, ParallelConfig
 from fusion_jax.errors import InputError, require
 
 # The rows of a batch are sharded over these axes, in this order.

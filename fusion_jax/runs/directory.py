@@ -91,7 +91,7 @@ def _check_same(workdir: Path, given: ExperimentConfig) -> None:
     raise InputError(
       f'{workdir} belongs to a run with another config: {listed}; '
       'choose another --workdir or give the same values; a resumed run may '
-      f'change {serialization.resumable_fields(given)}'
+      f'change {", ".join(serialization.resumable_fields(given))}'
     )
 
 

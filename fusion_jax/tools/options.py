@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic.fields import FieldInfo
 
 from fusion_jax.config import ExperimentConfig, SideConfig
-from fusion_jax.config.directions import Direction
+from fusion_jax.config.data import Direction
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import fields_of_section

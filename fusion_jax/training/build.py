@@ -13,14 +13,16 @@ import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import jax
+import jax.numpy as jnp
 import optax
+from flax import linen as nn
 from jax.sharding import Mesh
 
-from fusion_jax.config import ExperimentConfig, serialization
+from fusion_jax.config import ExperimentConfig, TrainingConfig, serialization
 from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import mixture_table, training_mixture
 from fusion_jax.data.pipeline import (
@@ -34,17 +36,33 @@ from fusion_jax.errors import InputError, require
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
+  boxed_parameters,
   initial_parameters,
 )
 from fusion_jax.parallel.heartbeat import Heartbeat
-from fusion_jax.parallel.mesh import by_rows, own_rows, replicated
+from fusion_jax.parallel.mesh import (
+  by_rows,
+  own_rows,
+  partition_specs,
+  replicated,
+  shardings,
+)
 from fusion_jax.parallel.processes import gather
-from fusion_jax.runs.checkpoint import Checkpoints, abstract_like
+from fusion_jax.runs.checkpoint import (
+  Checkpoints,
+  TrainState,
+  abstract_like,
+  copied,
+)
 from fusion_jax.runs.integrity import identity_of
 from fusion_jax.runs.loading import make_model
 from fusion_jax.training.evaluate import Validator
-from fusion_jax.training.optimizer import check_freeze, last_rate, optimizer_for
-from fusion_jax.training.state import StatePlan, plan_state
+from fusion_jax.training.optimizer import (
+  check_freeze,
+  last_rate,
+  optimizer_for,
+  trained_part,
+)
 from fusion_jax.training.step import (
   Compilations,
   StepPrograms,
@@ -128,6 +146,70 @@ def _check_attention(config: ExperimentConfig, platforms: set[str]) -> None:
   )
 
 
+class StatePlan(NamedTuple):
+  """Plan of a training state that does not exist yet."""
+
+  specs: TrainState  # A PartitionSpec in place of each array.
+  abstract: TrainState  # A ShapeDtypeStruct with its sharding.
+  make: Callable[[], TrainState]
+
+
+def plan_state(
+  model: Transformer,
+  optimizer: optax.GradientTransformation,
+  config: ExperimentConfig,
+  mesh: Mesh,
+) -> StatePlan:
+  """Plan how a training state is sharded over a mesh and how it is made.
+
+  Moments are sharded like the parameters they belong to.
+  """
+
+  def fresh_state() -> TrainState:
+    return _boxed_state(model, optimizer, config.training)
+
+  # JAX caches the trace of a function, so that `make` does not trace again.
+  shapes = jax.eval_shape(fresh_state)
+  specs = partition_specs(shapes, config.parallel.rules, mesh)
+  placed = shardings(specs, mesh)
+  make = jax.jit(fresh_state, out_shardings=_like(shapes, placed))
+  abstract = jax.tree.map(
+    lambda x, sharding: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding
+    ),
+    nn.unbox(shapes),
+    placed,
+  )
+  return StatePlan(specs, abstract, lambda: nn.unbox(make()))
+
+
+def initial_state(
+  model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+  """Return fresh parameters and optimizer state at step 0."""
+  return nn.unbox(_boxed_state(model, optimizer, TrainingConfig(seed=seed)))
+
+
+def _boxed_state(
+  model: Transformer,
+  optimizer: optax.GradientTransformation,
+  config: TrainingConfig,
+) -> TrainState:
+  parameters = boxed_parameters(model, config.seed)
+  return TrainState(
+    jnp.zeros((), jnp.int32),
+    parameters,
+    optimizer.init(trained_part(parameters, config.freeze)),
+    copied(parameters) if config.ema > 0 else None,
+  )
+
+
+def _like(boxed: TrainState, leaves: TrainState) -> TrainState:
+  """Put the leaves of one tree into the boxes of another."""
+  structure = jax.tree.structure(boxed)
+  return jax.tree.unflatten(structure, jax.tree.leaves(leaves))
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What a training consists of before its run directory is opened."""
@@ -204,22 +286,15 @@ def make_batches(
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a training consists of; none of it changes from step to step.
-
-  Attributes:
-    iterator: Iterator over the batches on the devices; its position is saved.
-    step: The compiled update: (state, totals, batch) -> state, totals.
-    gathered: Function that replicates parameters over the mesh.
-    last_rate: Function from the optimizer's state to the rate of its update.
-  """
+  """What a training consists of; none of it changes from step to step."""
 
   plan: Plan
-  iterator: grain.DatasetIterator
-  step: jax.stages.Wrapped
+  iterator: grain.DatasetIterator  # Over batches on the devices; it is saved.
+  step: jax.stages.Wrapped  # (state, totals, batch) -> state, totals.
   programs: StepPrograms
   zero_totals: Callable[[], Totals]
-  gathered: Callable[[Parameters], Parameters]
-  last_rate: Callable[[Any], jax.Array]
+  gathered: Callable[[Parameters], Parameters]  # Replicates over the mesh.
+  last_rate: Callable[[Any], jax.Array]  # Of the optimizer's state.
   checkpoints: Checkpoints
   compilations: Compilations
   heartbeat: Heartbeat

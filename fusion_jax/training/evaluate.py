@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
 from fusion_jax.data.prepared import PreparedCorpus, Split
@@ -145,25 +146,25 @@ class Validator:
   ) -> dict[str, float]:
     start = time.monotonic()
     values = token_means(self._loss(parameters, direction.split))
-    run = dataclasses.replace(direction.run, step=step)
-    translations = _translated(run, parameters, direction.sources)
+    # On the devices of all processes.
+    local = jax.tree.map(lambda x: x.addressable_data(0), parameters)
+    run = dataclasses.replace(direction.run, parameters=local)
+    translator = Translator(run, run.config.decoding)
+    translations = list(translator.translate(direction.sources))
     words = run.target_words
     scores = corpus_scores(translations, direction.references, words)
     values |= {'bleu': scores.bleu, 'chrf': scores.chrf}
     values['validation_seconds'] = time.monotonic() - start
     several = len(self._directions) > 1
     if is_first():
+      with write_errors(self._translations):
+        self._translations.mkdir(exist_ok=True)
       file = f'{step}.{name}.txt' if several else f'{step}.txt'
-      self._write(file, translations)
+      text = ''.join(f'{line}\n' for line in translations)
+      write_whole(self._translations / file, text.encode())
     where = f'step {step}, {name}' if several else f'step {step}'
     _log(where, values, scores.bleu_signature)
     return values
-
-  def _write(self, name: str, lines: Sequence[str]) -> None:
-    with write_errors(self._translations):
-      self._translations.mkdir(exist_ok=True)
-    text = ''.join(f'{line}\n' for line in lines)
-    write_whole(self._translations / name, text.encode())
 
   def _batches(self, split: Split, most: int | None = None) -> Iterator[Batch]:
     """Yield all batches, or at most a number that are spread evenly."""
@@ -191,47 +192,30 @@ def _spread(items: Sequence[Batch], most: int) -> list[Batch]:
   return [items[(2 * n + 1) * len(items) // (2 * count)] for n in range(count)]
 
 
-def _translated(
-  run: TrainedModel, parameters: Parameters, sources: Sequence[str]
-) -> list[str]:
-  """Translate all sources, on the devices of all processes."""
-  local = jax.tree.map(lambda x: x.addressable_data(0), parameters)
-  run = dataclasses.replace(run, parameters=local)
-  return list(Translator(run, run.config.decoding).translate(sources))
-
-
 def _direction(
   run: TrainedModel, corpus: PreparedCorpus, source: str, target: str
 ) -> _Direction:
   training = run.config.training
-  run = in_direction(run, 'this run', source, target)
-  decoding = dataclasses.replace(
-    run.config.decoding, beam_size=training.translate_beam
+  run = changed(
+    in_direction(run, 'this run', source, target),
+    {'config.decoding.beam_size': training.translate_beam},
   )
-  config = dataclasses.replace(run.config, decoding=decoding)
-  run = dataclasses.replace(run, config=config)
   # Fetches the tokenizer, or fails, before the training.
   bleu_for(run.target_words)
   name = f'{source}-{target}'
   split = corpus.split('valid', name)
-  wanted = training.translate_sentences or None
   every = split.texts()
+  wanted = training.translate_sentences or None
   sources, references = (texts[:wanted] for texts in every)
   if is_first():
-    _log_part(name, len(sources), len(every[0]))
+    if len(sources) < len(every[0]):
+      logger.info(
+        'validation, %s: BLEU and chrF are of the first %d of %d lines, as '
+        'training.translate_sentences says',
+        *(name, len(sources), len(every[0])),
+      )
     log_unreachable(references, run.target_tokenizer, f'validation, {name}')
   return _Direction(split, run, sources, references)
-
-
-def _log_part(name: str, translated: int, lines: int) -> None:
-  if translated < lines:
-    logger.info(
-      'validation, %s: BLEU and chrF are of the first %d of %d lines, as '
-      'training.translate_sentences says',
-      name,
-      translated,
-      lines,
-    )
 
 
 def _means(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -247,11 +231,7 @@ def _log(where: str, values: Mapping[str, float], signature: str = '') -> None:
     'validation at %s: nll %.4f, perplexity %.2f, accuracy %.4f, BLEU %.2f, '
     'chrF %.2f%s, %.1f s',
     where,
-    values['loss'],
-    values['perplexity'],
-    values['accuracy'],
-    values['bleu'],
-    values['chrf'],
+    *(values[x] for x in ('loss', 'perplexity', 'accuracy', 'bleu', 'chrf')),
     signature and f' ({signature})',
     values['validation_seconds'],
   )

@@ -8,7 +8,7 @@ where they are added.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,7 @@ from fusion_jax.config import TrainingConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.diversity import layer_diversity
 from fusion_jax.models.losses import LossSums, cross_entropy
-from fusion_jax.models.transformer import (
-  ModelOutput,
-  Parameters,
-  Transformer,
-  bfloat16_copies,
-)
+from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
 from fusion_jax.parallel.mesh import ROW_AXES, on_each_shard, row_axes
 
 # (parameters, batch, dropout key, other arguments) -> (summed loss, sums).
@@ -67,53 +62,32 @@ def batch_loss(
   return sums, output
 
 
-class BatchCounts(NamedTuple):
-  """Token counts of a batch over all devices and microbatches, int32."""
-
-  source: Int[Array, '']
-  target: Int[Array, '']
+# Source and target tokens of a batch over all devices and microbatches.
+Counts = tuple[Int[Array, ''], Int[Array, '']]
 
 
-def count_tokens(batch: Batch) -> BatchCounts:
+def count_tokens(batch: Batch) -> Counts:
   """Count the tokens of both sides."""
-  return BatchCounts(batch.source_lengths.sum(), batch.target_lengths.sum())
-
-
-class Whole(NamedTuple):
-  """Values of the whole batch that the loss of some of its rows needs."""
-
-  counts: BatchCounts
-  diversity: Float[Array, '']  # Weight of the reward at this update.
-
-
-def diversity_weight(
-  config: TrainingConfig, step: Int[Array, '']
-) -> Float[Array, '']:
-  """Return the weight of the diversity reward after `step` updates."""
-  risen = jnp.float32(step - config.diversity_start + 1)
-  share = risen / max(config.diversity_rise, 1)
-  return config.diversity * jnp.clip(share, 0, 1)
+  return jnp.sum(batch.source_lengths), jnp.sum(batch.target_lengths)
 
 
 def batch_diversity(
-  output: ModelOutput, batch: Batch, config: TrainingConfig, counts: BatchCounts
+  output: ModelOutput, batch: Batch, counts: Counts
 ) -> Float[Array, '']:
   """Return the layer diversity of both stacks; Dou et al. (2018), Eq. 9-10."""
   sides = (
-    (output.encoder_layers, batch.source, batch.source_lengths, counts.source),
-    (output.decoder_layers, batch.target, batch.target_lengths, counts.target),
+    (output.encoder_layers, batch.source, batch.source_lengths),
+    (output.decoder_layers, batch.target, batch.target_lengths),
   )
-  rewards = [
+  rewards = (
     layer_diversity(
       layers[1:],
       jnp.arange(tokens.shape[1]) < lengths[:, None],
       jnp.maximum(count, 1),
-      config.diversity_reward,
     )
-    for layers, tokens, lengths, count in sides
-  ]
-  total = rewards[0] + rewards[1]
-  return total if config.diversity_sides == 'sum' else total / 2
+    for (layers, tokens, lengths), count in zip(sides, counts, strict=True)
+  )
+  return functools.reduce(jnp.add, rewards)
 
 
 def training_loss(
@@ -122,19 +96,16 @@ def training_loss(
   parameters: Parameters,
   batch: Batch,
   key: Key[Array, ''],
-  whole: Whole,
+  counts: Counts,
 ) -> tuple[Float[Array, ''], tuple[LossSums, Float[Array, '']]]:
   """Return the summed loss of some rows, their sums, and their reward."""
-  if config.cast_weights == 'once':
-    parameters = bfloat16_copies(parameters)
   sums, output = batch_loss(
     model, parameters, batch, config.label_smoothing, config.loss_chunk, key
   )
   if not config.diversity:
     return sums.loss, (sums, jnp.zeros((), jnp.float32))
-  reward = batch_diversity(output, batch, config, whole.counts)
-  weighted = whole.diversity * whole.counts.target * reward
-  return sums.loss - weighted, (sums, reward)
+  reward = batch_diversity(output, batch, counts)
+  return sums.loss - config.diversity * counts[1] * reward, (sums, reward)
 
 
 def summed_gradients(
@@ -160,19 +131,19 @@ def summed_gradients(
 
 def _gather(parameters: Parameters, specs: Any) -> Parameters:
   """Gather what is sharded over fsdp; shards over tensor stay."""
+
+  def whole(x: Array, spec: PartitionSpec) -> Array:
+    for dimension, axis in enumerate(spec):
+      if axis in ROW_AXES:
+        x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
+    return x
+
   return jax.shard_map(
-    lambda shards: jax.tree.map(_gathered, shards, specs),
+    lambda shards: jax.tree.map(whole, shards, specs),
     in_specs=(specs,),
-    out_specs=jax.tree.map(_without_rows, specs, is_leaf=_is_spec),
+    out_specs=_over_specs(_without_rows, specs),
     check_vma=False,
   )(parameters)
-
-
-def _gathered(shard: Array, spec: PartitionSpec) -> Array:
-  for dimension, axis in enumerate(spec):
-    if axis in ROW_AXES:
-      shard = jax.lax.all_gather(shard, axis, axis=dimension, tiled=True)
-  return shard
 
 
 def _add(
@@ -180,36 +151,37 @@ def _add(
 ) -> Parameters:
   """Return the sum of the devices' gradients, sharded like the parameters."""
 
-  def stacked(spec: PartitionSpec) -> PartitionSpec:
-    return PartitionSpec(axes, *_without_rows(spec))
+  def added(x: Array, spec: PartitionSpec) -> Array:
+    x = x[0]
+    for dimension, axis in enumerate(spec):
+      if axis in ROW_AXES:
+        x = jax.lax.psum_scatter(
+          x, axis, scatter_dimension=dimension, tiled=True
+        )
+    left = tuple(axis for axis in axes if axis not in spec)
+    return jax.lax.psum(x, left) if left else x
 
+  stacked = _over_specs(
+    lambda spec: PartitionSpec(axes, *_without_rows(spec)), specs
+  )
   return jax.shard_map(
-    lambda shards: jax.tree.map(functools.partial(_added, axes), shards, specs),
-    in_specs=(jax.tree.map(stacked, specs, is_leaf=_is_spec),),
+    lambda shards: jax.tree.map(added, shards, specs),
+    in_specs=(stacked,),
     out_specs=specs,
     check_vma=False,
   )(gradients)
 
 
-def _added(
-  axes: tuple[str, ...], gradient: Array, spec: PartitionSpec
-) -> Array:
-  gradient = gradient[0]
-  for dimension, axis in enumerate(spec):
-    if axis in ROW_AXES:
-      gradient = jax.lax.psum_scatter(
-        gradient, axis, scatter_dimension=dimension, tiled=True
-      )
-  left = tuple(axis for axis in axes if axis not in spec)
-  return jax.lax.psum(gradient, left) if left else gradient
-
-
-def _is_spec(x: Any) -> bool:
-  return isinstance(x, PartitionSpec)
-
-
 def _without_rows(spec: PartitionSpec) -> PartitionSpec:
   return PartitionSpec(*(None if axis in ROW_AXES else axis for axis in spec))
+
+
+def _over_specs(
+  change: Callable[[PartitionSpec], PartitionSpec], specs: Any
+) -> Any:
+  return jax.tree.map(
+    change, specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+  )
 
 
 def _over_parts(

@@ -8,6 +8,9 @@ tensorboardX writes events in a thread: when the disk is full, the thread dies
 and the caller waits for it forever. Here it only makes the records.
 """
 
+import contextlib
+import dataclasses
+import datetime
 import json
 import logging
 import math
@@ -15,8 +18,9 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -30,51 +34,62 @@ from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import AppendedFile, write_whole
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.parallel.processes import is_first
+from fusion_jax.runs.checkpoint import Progress, TrainState
 from fusion_jax.runs.directory import read_metrics
 from fusion_jax.training.build import Parts
 from fusion_jax.training.evaluate import token_means
-from fusion_jax.training.state import Position
 from fusion_jax.training.step import Totals
 from fusion_jax.training.telemetry import (
   WATCH_EVERY,
   Watch,
   encoder_trouble,
-  has_router,
   router_troubles,
+  routers,
 )
 
 logger = logging.getLogger(__name__)
 
 
-class WandbLog:
-  """Run on Weights & Biases; a resumed training continues it."""
+class Clock:
+  """Clock of the training time since the last lap, without pauses."""
 
-  def __init__(self, config: ExperimentConfig, workdir: Path):
-    """Begin or resume the run; raises InputError where wandb refuses."""
-    import wandb
+  def __init__(self):
+    self._begin = self._start = time.monotonic()
+    self._pause = 0.0
 
-    name = workdir / 'wandb_id'
-    if not name.exists():
-      write_whole(name, secrets.token_hex(8).encode())
-    try:
-      self._run = wandb.init(
-        project=config.training.wandb,
-        name=config.name,
-        config=to_dict(config),
-        dir=str(workdir),
-        id=name.read_text(),
-        resume='allow',
-      )
-    except wandb.Error as error:
-      raise InputError(f'config.training.wandb: {first_line(error)}') from None
+  def total(self) -> float:
+    """Return the seconds since the clock was made, pauses included."""
+    return time.monotonic() - self._begin
 
-  def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Add one point to each curve."""
-    self._run.log(dict(values), step=step)
+  def lap(self) -> float:
+    """Return the seconds since the last lap, and start the next."""
+    now = time.monotonic()
+    seconds = now - self._start - self._pause
+    self._start, self._pause = now, 0.0
+    return max(seconds, 1e-9)
 
-  def close(self) -> None:
-    """End the run."""
-    self._run.finish()
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Leave out the time that is spent in the block."""
+    begin = time.monotonic()
+    yield
+    self._pause += time.monotonic() - begin
+
+
+@dataclasses.dataclass
+class Position:
+  """Where a training is between two steps; progress is that at this start."""
+
+  step: int
+  state: TrainState
+  totals: Totals
+  progress: Progress
+  clock: Clock
+
+  def timed_progress(self) -> Progress:
+    """Return the progress with the time of this start added."""
+    seconds = self.progress.seconds + self.clock.total()
+    return dataclasses.replace(self.progress, seconds=seconds)
 
 
 class MetricsLog:
@@ -84,12 +99,12 @@ class MetricsLog:
   that was killed and resumed from an earlier checkpoint left them.
   """
 
-  def __init__(self, workdir: Path, step: int, wandb: WandbLog | None = None):
+  def __init__(self, config: ExperimentConfig, workdir: Path, step: int):
     """Open the files on process 0."""
-    self._wandb = wandb
     self._writes = is_first()
     if not self._writes:
       return
+    self._wandb = _wandb_run(config, workdir) if config.training.wandb else None
     path = workdir / 'metrics.jsonl'
     if path.exists():
       kept = [row for row in read_metrics(path) if row['step'] <= step]
@@ -111,15 +126,35 @@ class MetricsLog:
     named = {f'{kind}/{name}': value for name, value in values.items()}
     self._events.write(step, named)
     if self._wandb:
-      self._wandb.write(step, named)
+      self._wandb.log(named, step=step)
 
   def close(self) -> None:
     """Close all."""
     if self._writes:
       self._file.close()
       self._events.close()
-    if self._wandb:
-      self._wandb.close()
+      if self._wandb:
+        self._wandb.finish()
+
+
+def _wandb_run(config: ExperimentConfig, workdir: Path) -> Any:
+  """Begin a run on Weights & Biases, or resume that of the run directory."""
+  import wandb
+
+  name = workdir / 'wandb_id'
+  if not name.exists():
+    write_whole(name, secrets.token_hex(8).encode())
+  try:
+    return wandb.init(
+      project=config.training.wandb,
+      name=config.name,
+      config=to_dict(config),
+      dir=str(workdir),
+      id=name.read_text(),
+      resume='allow',
+    )
+  except wandb.Error as error:
+    raise InputError(f'config.training.wandb: {first_line(error)}') from None
 
 
 class EventFile:
@@ -176,9 +211,7 @@ class Reports:
       logger.warning(
         'step %d: %d update(s) skipped since the last report, the first at '
         'step %d: loss or gradient not finite; %d so far',
-        position.step,
-        int(totals.skipped),
-        int(totals.first_bad_step),
+        *(position.step, totals.skipped, totals.first_bad_step),
         position.progress.skipped,
       )
     in_a_row = position.totals.in_a_row
@@ -186,9 +219,8 @@ class Reports:
     seconds = position.clock.lap()
     if totals.steps > 0:
       self._means(position, totals, seconds)
-    compiled = self._parts.compilations.news()
-    if compiled.programs:
-      logger.info('%s', compiled)
+    if news := self._parts.compilations.news():
+      logger.info('%s', news)
 
   def validation(self, position: Position) -> float:
     """Validate, log the result and keep it if it is the best."""
@@ -212,10 +244,13 @@ class Reports:
     if totals.longest < most:
       return
     first = int(totals.first_bad_step)
+    epoch, shape, slots = self._plan.batches.plan.batch(first - 1)
+    pairs = self._plan.batches.examples(epoch, slots[slots >= 0])[:3].tolist()
     last_good = self._parts.checkpoints.latest_step()
     raise InputError(
       f'step {first}: the loss or its gradient is not finite '
-      f'({self._batch_of(first)}), {int(totals.longest)} updates in a row were '
+      f'(batch {first - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
+      f'{pairs}), {int(totals.longest)} updates in a row were '
       f'skipped and training.max_skipped is {most}; the last good checkpoint '
       f'is {"none" if last_good is None else f"step {last_good}"}; a lower '
       'learning rate, longer warm-up or optimizer.clip_norm may help'
@@ -242,26 +277,14 @@ class Reports:
       values['diversity'] = float(totals.diversity) / steps
     self._log.write(position.step, 'train', values)
     self._warn(position, encoder_norms, values['gradient_norm'])
-    seconds_a_step = seconds / (steps + int(totals.skipped))
-    self._log_progress(position, values, seconds_a_step)
-
-  def _log_progress(
-    self, position: Position, values: Mapping[str, float], seconds: float
-  ) -> None:
-    """Log one line; a step takes so many seconds."""
-    training = self._plan.config.training
+    left = (training.steps - position.step) / (steps + int(totals.skipped))
+    kind = 'loss (label-smoothed)' if training.label_smoothing else 'nll'
     logger.info(
-      'step %d of %d, epoch %.2f, %s %.4f, perplexity %.2f, '
-      '%.0f target tokens/s, rate %.2e, %s left',
-      position.step,
-      training.steps,
-      values['epoch'],
-      'loss (label-smoothed)' if training.label_smoothing else 'nll',
-      values['loss'],
-      values['perplexity'],
-      values['tokens_per_second'],
-      values['learning_rate'],
-      _duration((training.steps - position.step) * seconds),
+      f'step {position.step} of {training.steps}, epoch {values["epoch"]:.2f}, '
+      f'{kind} {values["loss"]:.4f}, perplexity {values["perplexity"]:.2f}, '
+      f'{values["tokens_per_second"]:.0f} target tokens/s, rate '
+      f'{values["learning_rate"]:.2e}, '
+      f'{datetime.timedelta(seconds=round(left * seconds))} left'
     )
 
   def _warn(
@@ -270,7 +293,7 @@ class Reports:
     """Warn of a fusion or an encoder that has not learned for a long time."""
     config = self._plan.config
     troubles = encoder_trouble(encoder_norms, gradient_norm, config)
-    if has_router(config.model) and self._plan.validator:
+    if routers(config.model) and self._plan.validator:
       if position.step - self._watched >= WATCH_EVERY:
         self._watch_fusions(
           position, self._parts.gathered(position.state.evaluated)
@@ -286,17 +309,3 @@ class Reports:
     self._telemetry = self._plan.validator.telemetry(parameters)
     if self._telemetry:
       self._log.write(position.step, 'fusion', self._telemetry)
-
-  def _batch_of(self, step: int) -> str:
-    """Describe the batch of a step."""
-    epoch, shape, slots = self._plan.batches.plan.batch(step - 1)
-    indices = self._plan.batches.examples(epoch, slots[slots >= 0])
-    return (
-      f'batch {step - 1}, epoch {epoch}, shape {tuple(shape)}, first pairs '
-      f'{indices[:3].tolist()}'
-    )
-
-
-def _duration(seconds: float) -> str:
-  minutes = math.ceil(seconds / 60)
-  return f'{minutes // 60} h {minutes % 60:02d} min'

@@ -4,11 +4,13 @@ import collections
 import contextlib
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.batching import Batch, Shape
@@ -33,9 +35,8 @@ from fusion_jax.training.build import (
   check_experiment,
   plan_training,
 )
-from fusion_jax.training.logs import MetricsLog, Reports, WandbLog
-from fusion_jax.training.signals import stop_on_signals
-from fusion_jax.training.state import Clock, Position
+from fusion_jax.training.logs import Clock, MetricsLog, Position, Reports
+from fusion_jax.training.step import StepPrograms
 from fusion_jax.training.warm_start import read_baseline, with_baseline
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,9 @@ def run(
   with jax.set_mesh(mesh), contextlib.ExitStack() as opened:
     # Nothing is written until all of this was accepted.
     plan = plan_training(config, workdir, corpus, mesh)
-    baseline = None
-    if config.training.init_from and not _has_steps(workdir):
-      baseline = _baseline(plan)
-    opened.enter_context(_alone_in(workdir))
+    baseline = _baseline(plan) if config.training.init_from else None
+    # Process 0 keeps other trainings out of the run directory.
+    on_all(lambda: is_first() and opened.enter_context(locked(workdir)))
     first_then_others(lambda: _open_directory(config, workdir, corpus))
     # Closed last: the others take this process for lost once it is closed.
     heartbeat = Heartbeat(workdir, config.parallel, start)
@@ -77,10 +77,10 @@ def run(
       parts = build(plan, heartbeat, opened)
       position = _restore_or_start(parts, baseline)
       del baseline  # Its parameters are on a device.
-      log = opened.enter_context(contextlib.closing(_log(plan, position.step)))
-      profiler = opened.enter_context(
-        contextlib.closing(Profiler(workdir, profile))
-      )
+      log = MetricsLog(config, workdir, position.step)
+      opened.callback(log.close)
+      profiler = Profiler(workdir, profile)
+      opened.callback(profiler.close)
       with stop_on_signals(parts.programs) as stop:
         reports = Reports(parts, log)
         return EXIT_CODES[train(parts, position, reports, profiler, stop)]
@@ -102,8 +102,6 @@ class Profiler:
       self._is_on = True
     if number == self._last + 1:
       self.close()
-    if not self._is_on:
-      return contextlib.nullcontext()
     return jax.profiler.StepTraceAnnotation('train', step_num=number)
 
   def close(self) -> None:
@@ -112,6 +110,46 @@ class Profiler:
       self._is_on = False
       jax.profiler.stop_trace()
       logger.info('profile written to %s', self._folder)
+
+
+@contextlib.contextmanager
+def stop_on_signals(programs: StepPrograms) -> Iterator[Callable[[int], int]]:
+  """Yield a function that returns the signal that asks for a stop, or 0.
+
+  Those are SIGTERM and SIGINT; a second one acts as it would outside the block.
+  Among several processes SIGTERM to one of them stops all at the same step;
+  SIGINT is not handled. Only the main thread can handle signals; in another one
+  nothing asks.
+  """
+  if jax.process_count() > 1:
+    reached = multihost_utils.reached_preemption_sync_point
+    yield lambda step: signal.SIGTERM if reached(step) else 0
+    return
+  signalled = 0
+  numbers = signal.SIGTERM, signal.SIGINT
+  before = {number: signal.getsignal(number) for number in numbers}
+  if threading.current_thread() is not threading.main_thread():
+    before = {}
+
+  def ask(number, frame):
+    del frame
+    nonlocal signalled
+    signalled = number
+    signal.signal(number, before[number])
+    waits_for = programs.compiling
+    logger.info(
+      '%s: saving, then stopping%s; a second one stops at once',
+      signal.Signals(number).name,
+      f', once {waits_for} is compiled' if waits_for else '',
+    )
+
+  for number in before:
+    signal.signal(number, ask)
+  try:
+    yield lambda step: signalled
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def train(
@@ -203,45 +241,15 @@ def _save(
 
 
 def _log_end(parts: Parts, position: Position, stopped: int) -> None:
-  training, progress = parts.plan.config.training, position.progress
+  metric, progress = parts.plan.config.training.metric, position.progress
   if not _has_patience(parts, position):
-    logger.info(
-      'no better %s in %d validations', training.metric, progress.stale
-    )
+    logger.info('no better %s in %d validations', metric, progress.stale)
   if progress.best is not None:
-    logger.info(
-      'best validation %s: %.4g at step %d',
-      training.metric,
-      progress.best,
-      progress.best_step,
-    )
-  logger.info('in all, %s', parts.compilations.total)
-  logger.info(
-    '%s after step %d; run directory: %s',
-    'stopped' if stopped else 'finished',
-    position.step,
-    parts.plan.workdir,
-  )
-
-
-def _log(plan: Plan, step: int) -> MetricsLog:
-  wandb = None
-  if plan.config.training.wandb and is_first():
-    wandb = WandbLog(plan.config, plan.workdir)
-  return MetricsLog(plan.workdir, step, wandb)
-
-
-@contextlib.contextmanager
-def _alone_in(workdir: Path) -> Iterator[None]:
-  """Keep other trainings out of the run directory; process 0 holds the lock."""
-  with contextlib.ExitStack() as stack:
-
-    def take() -> None:
-      if is_first():
-        stack.enter_context(locked(workdir))
-
-    on_all(take)
-    yield
+    best, step = progress.best, progress.best_step
+    logger.info('best validation %s: %.4g at step %d', metric, best, step)
+  logger.info('in all, %s', parts.compilations.total())
+  end = f'{"stopped" if stopped else "finished"} after step {position.step}'
+  logger.info('%s; run directory: %s', end, parts.plan.workdir)
 
 
 def _open_directory(
@@ -257,17 +265,13 @@ def _open_directory(
   write_corpus(workdir, corpus.report, texts)
 
 
-def _has_steps(workdir: Path) -> bool:
-  """Return whether there is anything to resume from, damaged or not."""
-  folder = workdir / 'checkpoints'
-  if not folder.is_dir():
-    return False
-  with open_checkpoints(folder) as reader:
-    return bool(reader.all_steps())
-
-
-def _baseline(plan: Plan) -> TrainedModel:
-  corpus = plan.corpus
+def _baseline(plan: Plan) -> TrainedModel | None:
+  """Read the run to start from, unless there is something to resume from."""
+  corpus, folder = plan.corpus, plan.workdir / 'checkpoints'
+  if folder.is_dir():
+    with open_checkpoints(folder) as reader:
+      if reader.all_steps():
+        return None
   return read_baseline(
     plan.state.abstract.parameters,
     plan.model,

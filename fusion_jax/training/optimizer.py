@@ -5,10 +5,7 @@ then the average of the parameters. What is frozen never reaches the optimizer.
 Nothing but the step changes if the loss or the gradient is not finite.
 
 Schedules are functions of the count of finished updates; t = count + 1 numbers
-the updates from 1. The number W of warm-up updates may be traced. It is traced
-for a warm-up that is measured in target tokens, where the rate is peak * n / N
-after n of N tokens. The number of updates that this warm-up took is then the W
-of the schedule, which continues from the peak.
+the updates from 1.
 """
 
 import difflib
@@ -20,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ExperimentConfig, OptimizerConfig, TrainingConfig
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, require
 from fusion_jax.models.losses import LossSums
 from fusion_jax.models.transformer import (
   Parameters,
@@ -33,9 +30,6 @@ from fusion_jax.models.transformer import (
   path_name,
 )
 from fusion_jax.runs.checkpoint import TrainState
-
-# Largest number of names in a message.
-_LISTED = 3
 
 
 class Applied(NamedTuple):
@@ -67,7 +61,7 @@ def apply_update(
 
   before = trained_part(state.parameters, config.freeze)
   updates, optimizer_state = optimizer.update(
-    gradients, state.optimizer, before, tokens=sums.tokens, keep=keep
+    gradients, state.optimizer, before, keep=keep
   )
   trained = keep(optax.apply_updates(before, updates), before)
   parameters = _whole(trained, state.parameters)
@@ -139,16 +133,16 @@ def check_freeze(parameters: Parameters, patterns: Sequence[str]) -> None:
   names = [path_name(path) for path, _ in leaves]
   for pattern in patterns:
     if not fnmatch.filter(names, pattern):
-      close = difflib.get_close_matches(pattern, names, _LISTED, cutoff=0.0)
+      near = difflib.get_close_matches(pattern, names, 3, cutoff=0.0)
       raise InputError(
         f'config.training.freeze: {pattern!r} matches no parameter; the '
-        f'nearest names are {", ".join(close)}'
+        f'nearest names are {", ".join(near)}'
       )
-  if all(_matches(name, patterns) for name in names):
-    raise InputError(
-      'config.training.freeze: matches all parameters and leaves nothing to '
-      'train; take a pattern out'
-    )
+  require(
+    not all(_matches(name, patterns) for name in names),
+    'training.freeze',
+    'matches all parameters and leaves nothing to train; take a pattern out',
+  )
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -175,58 +169,48 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
   """Return Adam (Kingma and Ba 2015) with the options of the config.
 
-  Gradients are first clipped by their global norm if asked for.
+  Gradients are first clipped by their global norm if asked for; decay and rate
+  follow Adam in the order of AdamW.
   """
-  optimizer = _adam(config, width, steps)
+  parts = [_adam(config)]
   if config.clip_norm > 0:
-    clip = optax.clip_by_global_norm(config.clip_norm)
-    optimizer = optax.chain(clip, optimizer)
+    parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
+  if config.weight_decay > 0:
+    parts.append(optax.add_decayed_weights(config.weight_decay, are_weights))
+  schedule = make_schedule(config, width, steps)
+  parts.append(optax.scale_by_learning_rate(schedule))
   if rates:
-    optimizer = optax.chain(optimizer, scale_by_name(rates))
-  return optax.with_extra_args_support(optimizer)
+    parts.append(scale_by_name(rates))
+  return optax.with_extra_args_support(optax.chain(*parts))
 
 
 def last_rate(
   config: OptimizerConfig, width: int, steps: int, state: Any
 ) -> Float[Array, '']:
   """Return the learning rate of the last update."""
-  if config.warmup_tokens:
-    warmup = optax.tree.get(state, TokenWarmupState.__name__)
-    return token_warmup_rate(warmup, config, width, steps)
   count = optax.tree.get(state, optax.ScaleByScheduleState.__name__).count
   return make_schedule(config, width, steps)(count - 1)
 
 
-def _adam(
-  config: OptimizerConfig, width: int, steps: int
-) -> optax.GradientTransformation:
-  """Return m / (sqrt(v) + epsilon), decay and rate, in the order of AdamW."""
-  adam = _in_place(config)
-  if config.moments_dtype == 'bfloat16':
-    adam = _kept_in_bfloat16(adam)
-  parts = [adam]
-  if config.weight_decay > 0:
-    decay = optax.add_decayed_weights(config.weight_decay, are_weights)
-    parts.append(decay)
-  if config.warmup_tokens:
-    parts.append(scale_by_token_warmup(config, width, steps))
-  else:
-    schedule = make_schedule(config, width, steps)
-    parts.append(optax.scale_by_learning_rate(schedule))
-  return optax.chain(*parts)
-
-
-def _in_place(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+def _adam(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
   """Return an Adam that computes its update from the moments it will keep.
 
   Optax computes the update and the moments to keep from the old moments. XLA on
   a CPU then recomputes the new moments for the parameters, and copies all old
-  ones for this in every step.
+  ones for this in every step. Optax's own mu_dtype multiplies in bfloat16,
+  where 0.9 is 0.898; here the first moment is only stored so.
   """
   b1, b2, epsilon = config.beta1, config.beta2, config.epsilon
   adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon)
 
+  def with_moment_in(state, dtype):
+    return state._replace(mu=optax.tree.cast(state.mu, dtype))
+
+  def init(parameters):
+    return with_moment_in(adam.init(parameters), config.moments_dtype)
+
   def update(updates, state, parameters=None, *, keep=None, **_):
+    state = with_moment_in(state, jnp.float32)
     _, new = adam.update(updates, state, parameters)
     count, mu, nu = made_first_on_cpu(keep(new, state) if keep else new)
     updates = jax.tree.map(
@@ -234,29 +218,7 @@ def _in_place(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
       optax.tree.bias_correction(mu, b1, count),
       optax.tree.bias_correction(nu, b2, count),
     )
-    return updates, new
-
-  return optax.GradientTransformationExtraArgs(adam.init, update)
-
-
-def _kept_in_bfloat16(
-  adam: optax.GradientTransformationExtraArgs,
-) -> optax.GradientTransformationExtraArgs:
-  """Store the first moment of Adam in bfloat16 between two updates.
-
-  Optax's own mu_dtype multiplies in bfloat16, where 0.9 is 0.898.
-  """
-
-  def stored(state):
-    return state._replace(mu=optax.tree.cast(state.mu, jnp.bfloat16))
-
-  def init(parameters):
-    return stored(adam.init(parameters))
-
-  def update(updates, state, parameters=None, **others):
-    state = state._replace(mu=optax.tree.cast(state.mu, jnp.float32))
-    updates, state = adam.update(updates, state, parameters, **others)
-    return updates, stored(state)
+    return updates, with_moment_in(new, config.moments_dtype)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -299,23 +261,15 @@ def _names(model: Transformer) -> set[str]:
   return {path_name(path) for path, _ in leaves}
 
 
-# A number of updates, as a Python integer or on the device.
-Count = int | Int[Array, '']
-
-
 def make_schedule(
-  config: OptimizerConfig,
-  width: int,
-  steps: int = 0,
-  warmup_steps: Count | None = None,
+  config: OptimizerConfig, width: int, steps: int = 0
 ) -> optax.Schedule:
-  """Return the schedule that the config names, or with another warm-up W.
+  """Return the schedule that the config names.
 
   Vaswani et al. (2017), Eq. 3, and others that grow to the peak in W updates.
   The cosine is Eq. 5 of Loshchilov and Hutter (2017), without restarts.
   """
-  warmup = config.warmup_steps if warmup_steps is None else warmup_steps
-  peak, final = config.peak, config.final
+  peak, final, warmup = config.peak, config.final, config.warmup_steps
 
   def vaswani(t):
     lower = jnp.minimum(t**-0.5, t * warmup**-1.5)
@@ -340,62 +294,3 @@ def make_schedule(
     'constant': constant,
   }[config.schedule]
   return lambda count: rate(jnp.asarray(count, jnp.float32) + 1)
-
-
-class TokenWarmupState(NamedTuple):
-  """Progress of the warm-up, int32, and of the schedule.
-
-  Attributes:
-    count: Number of finished updates.
-    tokens: Number of target tokens in them, at most N so that it cannot
-      overflow.
-    warmup_steps: Number of updates of the warm-up so far, or in all.
-  """
-
-  count: Int[Array, '']  # type: ignore[assignment]
-  tokens: Int[Array, '']
-  warmup_steps: Int[Array, '']
-
-
-def counted(
-  state: TokenWarmupState, tokens: Int[Array, ''], warmup_tokens: int
-) -> TokenWarmupState:
-  """Return the state after one more update."""
-  left = warmup_tokens - state.tokens
-  return TokenWarmupState(
-    state.count + 1,
-    state.tokens + jnp.minimum(tokens, left),
-    state.warmup_steps + (left > 0),
-  )
-
-
-def token_warmup_rate(
-  state: TokenWarmupState, config: OptimizerConfig, width: int, steps: int
-) -> Float[Array, '']:
-  """Return the rate of the last update."""
-  tokens = state.tokens.astype(jnp.float32)
-  growing = config.peak * tokens / config.warmup_tokens
-  schedule = make_schedule(config, width, steps, state.warmup_steps)
-  decayed = schedule(state.count - 1)
-  return jnp.where(state.tokens < config.warmup_tokens, growing, decayed)
-
-
-def scale_by_token_warmup(
-  config: OptimizerConfig, width: int, steps: int
-) -> optax.GradientTransformationExtraArgs:
-  """Return a transformation that multiplies updates by minus the rate.
-
-  Its updates need the argument `tokens`, the target tokens of the batch.
-  """
-
-  def init(parameters):
-    del parameters
-    return TokenWarmupState(*(jnp.zeros((), jnp.int32) for _ in range(3)))
-
-  def update(updates, state, parameters=None, *, tokens, **others):
-    del parameters, others
-    state = counted(state, tokens, config.warmup_tokens)
-    rate = token_warmup_rate(state, config, width, steps)
-    return jax.tree.map(lambda leaf: -rate * leaf, updates), state
-
-  return optax.GradientTransformationExtraArgs(init, update)

@@ -6,7 +6,6 @@ dropout depends on (seed, step) alone, so that a resumed run draws the same.
 
 import functools
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -25,10 +24,8 @@ from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.mesh import on_each_shard, replicated, shardings
 from fusion_jax.runs.checkpoint import TrainState
 from fusion_jax.training.gradients import (
-  Whole,
   batch_loss,
   count_tokens,
-  diversity_weight,
   summed_gradients,
   training_loss,
 )
@@ -95,7 +92,7 @@ def make_train_step(
       state.parameters,
       batch,
       key,
-      Whole(count_tokens(batch), diversity_weight(training, state.step)),
+      count_tokens(batch),
       config.optimizer.accumulation,
       specs and specs.parameters,
     )
@@ -159,11 +156,7 @@ def make_eval_step(
 
 
 class StepPrograms:
-  """Compiler of the update, told in the log.
-
-  Attributes:
-    compiling: Name of the shape that is being compiled; '' if none is.
-  """
+  """Compiler of the update, told in the log; `compiling` names a shape."""
 
   def __init__(self, compile_update: Callable[[Shape], None], shapes: int):
     """Compile nothing yet."""
@@ -211,64 +204,41 @@ _MADE = '/jax/core/compile/backend_compile_duration'
 _FOUND = '/jax/compilation_cache/cache_hits'
 
 
-class Compiled(NamedTuple):
-  """Counts of the programs that were compiled in a period.
-
-  The seconds are the sum over all programs, without tracing; some are compiled
-  at the same time.
-  """
-
-  programs: int = 0
-  cached: int = 0
-  seconds: float = 0.0
-
-  def __str__(self) -> str:
-    """Return one line for a log."""
-    cached = f', {self.cached} of them from the cache' if self.cached else ''
-    return f'{self.programs} programs compiled in {self.seconds:.1f} s{cached}'
-
-
 class Compilations:
-  """Counter of what JAX compiles in this process, until `close`.
-
-  Attributes:
-    total: Everything counted so far.
-  """
+  """Record of what JAX compiles in this process, until `close`."""
 
   def __init__(self):
-    self.total = self._told = Compiled()
-    self._counting = threading.Lock()
+    # Of each program, without tracing; some are compiled at the same time.
+    self._seconds: list[float] = []
+    self._hits: list[str] = []
+    self._told = 0, 0
     jax.monitoring.register_event_duration_secs_listener(self._made)
     jax.monitoring.register_event_listener(self._found)
 
-  def news(self) -> Compiled:
-    """Return what was compiled since the last call."""
-    now, before = self.total, self._told
-    self._told = now
-    return Compiled(
-      now.programs - before.programs,
-      now.cached - before.cached,
-      now.seconds - before.seconds,
-    )
+  def total(self) -> str:
+    """Describe all of it in one line."""
+    return self._since(0, 0)
+
+  def news(self) -> str:
+    """Describe what was compiled since the last call; '' if nothing was."""
+    line = self._since(*self._told)
+    self._told = len(self._seconds), len(self._hits)
+    return '' if line.startswith('0 ') else line
 
   def close(self) -> None:
-    """Stop counting."""
+    """Stop listening."""
     jax.monitoring.unregister_event_duration_listener(self._made)
     jax.monitoring.unregister_event_listener(self._found)
 
+  def _since(self, programs: int, hits: int) -> str:
+    seconds, hits = self._seconds[programs:], len(self._hits) - hits
+    cached = f', {hits} of them from the cache' if hits else ''
+    return f'{len(seconds)} programs compiled in {sum(seconds):.1f} s{cached}'
+
   def _made(self, event: str, duration_secs: float, **_: Any) -> None:
     if event == _MADE:
-      self._add(Compiled(programs=1, seconds=duration_secs))
+      self._seconds.append(duration_secs)
 
   def _found(self, event: str, **_: Any) -> None:
     if event == _FOUND:
-      self._add(Compiled(cached=1))
-
-  def _add(self, more: Compiled) -> None:
-    with self._counting:
-      sums = self.total
-      self.total = Compiled(
-        sums.programs + more.programs,
-        sums.cached + more.cached,
-        sums.seconds + more.seconds,
-      )
+      self._hits.append(event)

@@ -18,6 +18,7 @@ import numpy as np
 from flax import traverse_util
 
 from fusion_jax.config import ExperimentConfig, ModelConfig, Side
+from fusion_jax.config.fusion import SIDES
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Parameters, Transformer
 
@@ -35,8 +36,6 @@ _DEAD_CAPSULES = 0.9
 # Least norm of the encoder layers' gradient relative to that of the whole
 # model; plain models and fusions that learn have 0.1 to 0.4.
 _STARVED = 0.02
-
-_ROUTERS = 'dynamic_routing', 'em_routing'
 
 
 def make_telemetry_step(
@@ -69,11 +68,10 @@ def telemetry_values(recorded: Mapping[str, Any]) -> dict[str, float]:
   return values
 
 
-def has_router(config: ModelConfig) -> bool:
-  """Return whether a side of the model routes."""
-  return any(
-    config.side(side).fusion in _ROUTERS for side in ('encoder', 'decoder')
-  )
+def routers(config: ModelConfig) -> list[Side]:
+  """Return the sides of the model that route."""
+  schemes = {side: config.side(side).scheme for side in SIDES}
+  return [side for side, scheme in schemes.items() if scheme and scheme.routes]
 
 
 def router_troubles(
@@ -81,9 +79,8 @@ def router_troubles(
 ) -> dict[str, str]:
   """Return what is wrong with the routers of a model, if anything."""
   troubles: dict[str, str] = {}
-  for side in ('encoder', 'decoder'):
-    if config.side(side).fusion in _ROUTERS:
-      troubles |= _router_trouble(telemetry, config, side)
+  for side in routers(config):
+    troubles |= _router_trouble(telemetry, config, side)
   return troubles
 
 

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import Side
+from fusion_jax.config.fusion import SIDES, Side
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import plugs
-from fusion_jax.layers.attention import MultiHeadAttention
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -31,8 +30,6 @@ _SHAPELESS = 'heads', 'activation', 'positions', 'scale_embedding'
 # Largest number of names in a message.
 _LISTED = 12
 
-_SIDES: tuple[Side, Side] = ('encoder', 'decoder')
-
 
 def read_baseline(
   fresh: Parameters,
@@ -44,7 +41,16 @@ def read_baseline(
   baseline = load_run(workdir)
   theirs = (baseline.source_tokenizer, baseline.target_tokenizer)
   try:
-    _check_options(model.config, baseline.config.model)
+    for name in _SHAPELESS:
+      ours, trained = (
+        getattr(config, name)
+        for config in (model.config, baseline.config.model)
+      )
+      if ours != trained:
+        raise InputError(
+          f'config.model.{name} is {trained!r} there and {ours!r} here; give '
+          'the same'
+        )
     for side, here, there in zip(
       ('source', 'target'), tokenizers, theirs, strict=True
     ):
@@ -61,16 +67,6 @@ def read_baseline(
   except InputError as error:
     raise InputError(f'--init_from={workdir}: {error}') from None
   return baseline
-
-
-def _check_options(here: ModelConfig, there: ModelConfig) -> None:
-  for name in _SHAPELESS:
-    ours, theirs = getattr(here, name), getattr(there, name)
-    if ours != theirs:
-      raise InputError(
-        f'config.model.{name} is {theirs!r} there and {ours!r} here; give the '
-        'same'
-      )
 
 
 def with_baseline(
@@ -96,7 +92,7 @@ def merged_parameters(
   _check_fits(ours, theirs, ours.keys() & _backbone(model))
   both = {name: theirs[name] for name in ours.keys() & theirs.keys()}
   merged = traverse_util.unflatten_dict(ours | both, sep='/')
-  for side in _SIDES:
+  for side in SIDES:
     if model.config.side(side).start == 'baseline':
       merged[side] = _started(merged[side], trained[side], model.config, side)
   return stacked(merged) if model.config.scan_layers else merged
@@ -131,21 +127,14 @@ def _started(
   for index in range(1, config.layers(side) + 1):
     name = f'layer_{index - 1}'
     layer, plain = dict(stack[name]), trained[name]
-    for kind, attention in _attentions(config, side, index).items():
+    attentions = {'self_attention': plugs.self_attention(config, side, index)}
+    if side == 'decoder':
+      attentions['cross_attention'] = plugs.cross_attention(config, index)
+    for kind, attention in attentions.items():
       residual = plain.get(f'{kind}_residual', {})
       layer[kind] = attention.from_plain(layer[kind], plain[kind], residual)
     result[name] = layer
   return result
-
-
-def _attentions(
-  config: ModelConfig, side: Side, index: int
-) -> dict[str, MultiHeadAttention]:
-  """Return the attentions of a layer, counted from 1."""
-  attentions = {'self_attention': plugs.self_attention(config, side, index)}
-  if side == 'decoder':
-    attentions['cross_attention'] = plugs.cross_attention(config, index)
-  return attentions
 
 
 def _some(names: Iterable[str]) -> str:
@@ -169,7 +158,7 @@ def _backbone(model: Transformer) -> set[str]:
 def unstacked(parameters: Parameters) -> Parameters:
   """Return the parameters in the form of a model that loops over its layers."""
   result = dict(parameters)
-  for side in _SIDES:
+  for side in SIDES:
     stack = dict(result[side])
     if 'layers' in stack:
       together = stack.pop('layers')
@@ -184,7 +173,7 @@ def unstacked(parameters: Parameters) -> Parameters:
 def stacked(parameters: Parameters) -> Parameters:
   """Invert `unstacked`."""
   result = dict(parameters)
-  for side in _SIDES:
+  for side in SIDES:
     stack = dict(result[side])
     count = sum(name.startswith('layer_') for name in stack)
     layers = [stack.pop(f'layer_{index}') for index in range(count)]

@@ -18,7 +18,7 @@ from fused_runs import (
 
 from fusion_jax import fusion
 from fusion_jax.analysis.views import VIEWS, look_at
-from fusion_jax.config import schemes
+from fusion_jax.config import fusion as fusion_options
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.attention_residuals import AttentionResidualOptions
@@ -403,7 +403,7 @@ def declared(tmp_path):
     return fused_run(make_run(encoder=SideConfig(fusion='mine')), tmp_path)
 
   yield run_of
-  schemes._registered.pop('mine', None)
+  fusion_options._registered.pop('mine', None)
 
 
 def test_both_views_show_what_is_sown(declared):

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.scaling import Way, check, expected, measured, small, way
-from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.training import ParallelConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.errors import CheckFailed
 from fusion_jax.parallel.mesh import make_mesh

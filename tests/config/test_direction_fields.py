@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fusion_jax.config import DataConfig, Direction, ExperimentConfig
-from fusion_jax.config.directions import both_ways
+from fusion_jax.config.data import both_ways
 from fusion_jax.config.flags import override
 from fusion_jax.config.serialization import (
   differing_fields,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fusion_jax.config import schemes
+from fusion_jax.config import fusion
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
@@ -22,7 +22,7 @@ register(on_both_sides('mine', Average, 'layer aggregation', 'a test'))
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
   """Registers into a table of its own."""
-  monkeypatch.setattr(schemes, '_registered', {})
+  monkeypatch.setattr(fusion, '_registered', {})
 
 
 def _parse(*flags):

@@ -1,15 +1,13 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 from test_batching import caption_lengths
 
-from fusion_jax.config import BatchConfig, DataConfig, FilterConfig
+from fusion_jax.config import BatchConfig
 from fusion_jax.data import packing
 from fusion_jax.data.batching import Shape
 from fusion_jax.data.packing import PackedPlan, choose_packed_shape, pack
-from fusion_jax.errors import InputError
 
 _LENGTHS = st.integers(1, 80).flatmap(
   lambda count: hypothesis_numpy.arrays(
@@ -114,29 +112,6 @@ def test_the_shape_keeps_to_the_config(lengths, fields, devices):
   assert within or shape.rows == multiple
   # As many rows as the budget allows.
   assert (shape.rows + multiple) * shape.slots > 2 * config.tokens
-
-
-def test_sides_that_are_given():
-  lengths = np.array([[4, 6], [5, 3]], np.int32)
-  config = BatchConfig(
-    tokens=100, row_multiple=1, packing=True, packed_source=40, packed_target=60
-  )
-  # 200 slots of both sides, 100 a row.
-  assert choose_packed_shape(lengths, config) == (2, 40, 60)
-
-
-@pytest.mark.parametrize('side', ['packed_source', 'packed_target'])
-def test_sides_that_make_no_sense(side):
-  with pytest.raises(InputError, match=rf'{side}: needs .*packing=True'):
-    BatchConfig(**{side: 64})
-  with pytest.raises(InputError, match=rf'{side}: must be >= 0'):
-    BatchConfig(packing=True, **{side: -1})
-  with pytest.raises(InputError, match=rf'{side}: .*length_multiple=8'):
-    BatchConfig(packing=True, length_multiple=8, **{side: 60})
-  batch = BatchConfig(packing=True, **{side: 64})
-  with pytest.raises(InputError, match=rf'{side}: .*max_length=128, got 64'):
-    DataConfig(batch=batch)
-  DataConfig(batch=batch, filter=FilterConfig(max_length=64))
 
 
 @settings(max_examples=60)

@@ -438,14 +438,11 @@ def test_layers_above_the_last_group_are_not_read():
   assert np.isfinite(_output(run, broken).features).all()
 
 
-def test_a_decoder_without_groups_is_refused():
-  with pytest.raises(InputError, match="has no groups, its fusion is 'none'"):
-    with_groups(_run('none'), '1:1')
-
-
 def test_groups_that_are_not_there_are_refused():
   with pytest.raises(InputError, match="within 1:3, got '2:4'"):
     with_groups(_run(), '2:4')
+  with pytest.raises(InputError, match="has no groups, its fusion is 'none'"):
+    with_groups(_run('none'), '1:1')
 
 
 def test_training_uses_all_groups():

@@ -14,13 +14,13 @@ from tiers import extended_but
 from fusion_jax.cli import run as run_module
 from fusion_jax.config import DecodingConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.ensemble import Mixture
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
+  Source,
   search_batch,
 )
-from fusion_jax.decoding.ensemble import Mixture
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.decoding.score import (
   Scorer,
   TeacherForcedRows,

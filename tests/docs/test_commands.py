@@ -53,8 +53,8 @@ def parse(monkeypatch):
   """Return a function that runs a command until its flags have been read."""
   original = argparse.ArgumentParser.parse_known_args
 
-  def parse_known_args(self, argv):
-    found = original(self, argv)
+  def parse_known_args(self, argv, namespace=None):
+    found = original(self, argv, namespace)
     if found[1]:
       return found  # The program refuses unknown flags.
     raise _Parsed

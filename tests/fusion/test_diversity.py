@@ -1,5 +1,3 @@
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,26 +30,6 @@ def test_by_hand():
   assert float(_diversity((a, b, c), both)) == pytest.approx(
     ((16 / 25 + 1) / 2 + (9 / 25 + 0) / 2) / 2
   )
-
-
-def test_log_distance_by_hand():
-  # As above, with log d; d of the proportional pair is floored at 0.001.
-  a = jnp.array([[[1.0, 0.0], [0.0, 1.0]]])
-  b = jnp.array([[[3.0, 4.0], [5.0, 0.0]]])
-  c = jnp.array([[[0.0, 2.0], [-1.0, 0.0]]])
-  both = jnp.array([[True, True]])
-
-  def value(*layers):
-    return float(layer_diversity(layers, both, reward='log_distance'))
-
-  log = math.log
-  assert value(a, b) == pytest.approx((log(16 / 25) + log(1)) / 2)
-  expected = (log(16 / 25) + 0 + log(9 / 25) + log(0.001)) / 4
-  assert value(a, b, c) == pytest.approx(expected)
-  gradient = jax.grad(
-    lambda h: layer_diversity((h, h), both, reward='log_distance')
-  )(a)
-  assert np.isfinite(gradient).all()
 
 
 @settings(max_examples=30)

@@ -15,9 +15,9 @@ from flax import linen as nn
 from tiny_run import TINY
 
 from fusion_jax import fusion
-from fusion_jax.config import ModelConfig, SideConfig, schemes
-from fusion_jax.config.flags import parse_arguments
-from fusion_jax.config.user_code import run_user_dir
+from fusion_jax.config import ModelConfig, SideConfig
+from fusion_jax.config import fusion as fusion_options
+from fusion_jax.config.flags import parse_arguments, run_user_dir
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.runs.loading import load_run
@@ -32,7 +32,7 @@ _FUSED = (
 
 def _forget():
   """Takes the scheme out of the tables, as if each program started anew."""
-  schemes._registered.pop('weighted_mean', None)
+  fusion_options._registered.pop('weighted_mean', None)
 
 
 @pytest.fixture(scope='module')

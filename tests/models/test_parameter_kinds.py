@@ -5,19 +5,15 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from cases import CASES, parameters
 from tiers import extended_but
 
 from fusion_jax.config import ModelConfig, OptimizerConfig
-from fusion_jax.config.presets import changed
-from fusion_jax.fusion import SCHEMES
 from fusion_jax.models.transformer import (
   Transformer,
   are_weights,
-  bfloat16_copies,
   initial_parameters,
   path_name,
 )
@@ -131,52 +127,3 @@ def test_decay_knows_scanned_layers():
   assert leaves['encoder/layers/residual_scale'] == (0, False)
   assert leaves['encoder/layers/feed_forward/hidden/bias'] == (1, False)
   assert leaves['encoder/layers/feed_forward/hidden/kernel'] == (2, True)
-
-
-def test_a_copy_is_rounded_and_its_gradient_is_float32():
-  parameters = {
-    'kernel': jnp.array([1.001, 2.0]),
-    'scale': jnp.array([1.001, 3.0]),
-    'output_table': jnp.array([1.001]),
-  }
-
-  def loss(parameters):
-    copies = bfloat16_copies(parameters)
-    assert copies['kernel'].dtype == jnp.bfloat16
-    assert copies['scale'].dtype == jnp.float32
-    assert copies['output_table'].dtype == jnp.float32
-    return (copies['kernel'].astype(jnp.float32) * copies['scale']).sum()
-
-  value, gradients = jax.value_and_grad(loss)(parameters)
-  # bfloat16 has 8 bits: 1.001 becomes 1.
-  assert float(value) == pytest.approx(1.001 + 6)
-  assert {x.dtype for x in gradients.values()} == {jnp.dtype('float32')}
-  np.testing.assert_allclose(gradients['scale'], [1.0, 2.0])
-  # Of the copy: bfloat16(1.001) and 3.
-  np.testing.assert_allclose(gradients['kernel'], [1.0, 3.0])
-
-
-@pytest.mark.parametrize(
-  'name',
-  [
-    *list(SCHEMES)[::6],
-    'dynamic_routing-options-0',
-    'shortcut-both',
-    'rezero-dlcl',
-    'scan-linear',
-  ],
-)
-def test_every_scheme_runs_on_copies(name):
-  config = changed(CASES[name], {'compute_dtype': 'bfloat16'})
-  model = Transformer(config, 11, 11, 2)
-
-  def features(parameters, ids, lengths):
-    copies = bfloat16_copies(parameters)
-    output = model.apply({'params': copies}, ids, lengths, ids)
-    return output.features
-
-  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
-  ids, lengths = (
-    jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 3), (2,))
-  )
-  assert jax.eval_shape(features, shapes, ids, lengths).dtype == jnp.bfloat16

@@ -20,8 +20,8 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.config.parallel import AxisRules, ParallelConfig
 from fusion_jax.config.presets import changed
+from fusion_jax.config.training import AxisRules, ParallelConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
@@ -35,9 +35,8 @@ from fusion_jax.parallel.mesh import (
 )
 from fusion_jax.runs.checkpoint import TrainState
 from fusion_jax.testing import drawn_parameters
-from fusion_jax.training.build import check_experiment
+from fusion_jax.training.build import check_experiment, plan_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 _VOCABULARY = 32

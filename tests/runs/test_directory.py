@@ -220,7 +220,7 @@ def test_a_resumed_run_drops_what_is_damaged_or_later(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   later = json.dumps(_GOOD | {'step': 6}).encode()
   _write_lines(path, *_DAMAGED, json.dumps(_GOOD).encode(), later)
-  log = MetricsLog(tmp_path, 5)
+  log = MetricsLog(ExperimentConfig(), tmp_path, 5)
   log.write(7, 'valid', {'loss': 2.5})
   log.close()
   assert [json.loads(line) for line in path.read_text().splitlines()] == [

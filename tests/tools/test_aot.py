@@ -28,7 +28,7 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.config.decoding import DecodingConfig
-from fusion_jax.config.parallel import ParallelConfig
+from fusion_jax.config.training import ParallelConfig
 from fusion_jax.data.batching import Shape
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import CheckFailed, InputError

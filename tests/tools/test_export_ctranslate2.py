@@ -16,7 +16,7 @@ from fusion_jax.config import (
 )
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
   Source,
@@ -30,8 +30,8 @@ from fusion_jax.search.beam import LengthPenalty
 from fusion_jax.testing import assert_close
 from fusion_jax.tools.export import ctranslate2 as exporting
 from fusion_jax.tools.export.ctranslate2 import exported_scores, own_scores
+from fusion_jax.training.build import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 # Random sentences have at most so many tokens before the end symbol.

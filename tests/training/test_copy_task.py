@@ -16,8 +16,8 @@ from fusion_jax.config import (
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.search.beam import LengthPenalty, beam_search
+from fusion_jax.training.build import initial_state
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 pytestmark = pytest.mark.extended

@@ -18,7 +18,7 @@ from fusion_jax.errors import InputError
 from fusion_jax.files import AppendedFile, write_whole
 from fusion_jax.training import build
 from fusion_jax.training.build import check_experiment
-from fusion_jax.training.logs import MetricsLog, WandbLog
+from fusion_jax.training.logs import MetricsLog
 
 
 @contextlib.contextmanager
@@ -50,26 +50,8 @@ def _events(folder):
   return found
 
 
-def test_the_lines_of_a_kind_are_found_as_documented(tmp_path):
-  """What `pd.read_json(path, lines=True).query("kind == 'valid'")` reads."""
-  log = MetricsLog(tmp_path, 0)
-  for step in (1, 2):
-    log.write(step, 'train', {'loss': 2.5, 'epoch': 0.5})
-    log.write(step, 'valid', {'loss': 2.0, 'bleu': float('inf')})
-  log.close()
-  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
-  # Of one type in each column: pandas makes a table of nothing else.
-  for row in rows:
-    assert isinstance(row['step'], int)
-    assert isinstance(row['kind'], str)
-    numbers = [row[name] for name in row if name not in ('step', 'kind')]
-    assert all(isinstance(each, float | None) for each in numbers)
-  assert [row['step'] for row in rows if row['kind'] == 'valid'] == [1, 2]
-
-
 def test_lines_and_curves_have_the_same_numbers(tmp_path):
-  log = MetricsLog(tmp_path, 10)
+  log = MetricsLog(_WITHOUT, tmp_path, 10)
   log.write(11, 'train', {'loss': 2.5, 'bleu/de-en': 7.0})
   log.write(12, 'valid', {'loss': float('nan')})
   log.close()
@@ -90,7 +72,7 @@ def test_lines_and_curves_have_the_same_numbers(tmp_path):
 
 
 def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path):
-  log = MetricsLog(tmp_path, 0)
+  log = MetricsLog(_WITHOUT, tmp_path, 0)
 
   def write_a_hundred():
     for step in range(100):
@@ -182,13 +164,15 @@ def wandb(monkeypatch):
 
 
 def test_the_points_are_those_of_the_files(wandb, tmp_path):
-  log = MetricsLog(tmp_path, 0, WandbLog(_ASKED, tmp_path))
-  log.write(1, 'train', {'loss': 2.5})
-  log.write(1, 'valid', {'bleu': 7.0})
-  log.close()
-  assert wandb.points == [(1, {'train/loss': 2.5}), (1, {'valid/bleu': 7.0})]
-  assert wandb.ended == 1
-  (options,) = wandb.begun
+  for _ in range(2):
+    log = MetricsLog(_ASKED, tmp_path, 0)
+    log.write(1, 'train', {'loss': 2.5})
+    log.close()
+  assert wandb.points == [(1, {'train/loss': 2.5})] * 2
+  assert wandb.ended == 2
+  options, resumed = wandb.begun
+  assert options['id'] == resumed['id'] != ''
+  assert resumed['resume'] == 'allow'
   assert options['project'] == 'layers'
   assert options['name'] == 'mine'
   assert options['dir'] == str(tmp_path)
@@ -196,18 +180,10 @@ def test_the_points_are_those_of_the_files(wandb, tmp_path):
   json.dumps(options['config'])
 
 
-def test_a_resumed_training_goes_on_with_its_run(wandb, tmp_path):
-  for _ in range(2):
-    WandbLog(_ASKED, tmp_path).close()
-  first, second = wandb.begun
-  assert first['id'] == second['id'] != ''
-  assert second['resume'] == 'allow'
-
-
 def test_what_wandb_refuses_is_one_line(wandb, tmp_path):
   wandb.trouble = 'api_key not configured (no-tty)\nrun wandb login'
   with pytest.raises(InputError) as error:
-    WandbLog(_ASKED, tmp_path)
+    MetricsLog(_ASKED, tmp_path, 0)
   assert str(error.value) == (
     'config.training.wandb: api_key not configured (no-tty)'
   )

@@ -29,9 +29,9 @@ from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.testing import assert_close
 from fusion_jax.tools.aot.programs import Problem, training_program
+from fusion_jax.training.build import initial_state
+from fusion_jax.training.loop import stop_on_signals
 from fusion_jax.training.optimizer import make_optimizer
-from fusion_jax.training.signals import stop_on_signals
-from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import (
   StepPrograms,
   make_eval_step,
@@ -137,13 +137,17 @@ def test_the_gradient_is_that_of_the_mean_over_tokens():
   )
 
 
-@pytest.mark.extended
-def test_packed_rows_train_like_rows_of_one_sentence():
+def _pairs() -> list[Example]:
   rng = np.random.default_rng(0)
-  pairs = [
+  return [
     Example(*(rng.integers(4, 30, size, dtype=np.int32) for size in sizes))
     for sizes in rng.integers(1, [6, 7], (32, 2))
   ]
+
+
+@pytest.mark.extended
+def test_packed_rows_train_like_rows_of_one_sentence():
+  pairs = _pairs()
   alone = _run(_without_dropout(), batches=[assemble(pairs, Shape(32, 5, 6))])
   # Two pairs a row, the rows in two parts on eight devices.
   packed = _run(
@@ -155,13 +159,9 @@ def test_packed_rows_train_like_rows_of_one_sentence():
   _assert_same(alone[0].parameters, packed[0].parameters, 1e-4)
 
 
-@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('devices', extended_but([1, 8], [8]))
 def test_packed_rows_train_the_same_with_the_kernel_of_attention(devices):
-  rng = np.random.default_rng(0)
-  pairs = [
-    Example(*(rng.integers(4, 30, size, dtype=np.int32) for size in sizes))
-    for sizes in rng.integers(1, [6, 7], (32, 2))
-  ]
+  pairs = _pairs()
   batches = [assemble(pairs, Shape(16, 10, 12), np.full(16, 2))] * 2
   config = _without_dropout()
   plain = _run(config, devices, batches)
@@ -274,17 +274,6 @@ def test_bfloat16_training_keeps_float32_parameters():
   }
   exact = _run()[1].sums.loss
   np.testing.assert_allclose(totals.sums.loss, exact, rtol=0.02)
-  once = changed(config, {'training.cast_weights': 'once'})
-  copied, copied_totals = _run(once)
-  # The same products of the same bfloat16 matrices; only the fusions differ.
-  np.testing.assert_allclose(
-    copied_totals.sums.loss, totals.sums.loss, rtol=2**-8
-  )
-  _assert_same(copied.parameters, state.parameters, 0.02)
-  assert {x.dtype for x in jax.tree.leaves(copied[1:])} == {
-    np.dtype('float32'),
-    np.dtype('int32'),
-  }
 
 
 _SHORT, _LONG = Shape(64, 8, 16), Shape(16, 32, 64)

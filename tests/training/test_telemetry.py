@@ -10,7 +10,12 @@ from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import drawn_parameters
-from fusion_jax.training.telemetry import make_telemetry_step, telemetry_values
+from fusion_jax.training.telemetry import (
+  Watch,
+  make_telemetry_step,
+  router_troubles,
+  telemetry_values,
+)
 
 _BATCH = Batch(
   source=jnp.array([[4, 5, 3], [6, 3, 0]]),
@@ -164,3 +169,23 @@ def test_padding_has_no_share_in_the_gates_of_cross_attention():
   seen = _seen(decoder=_LEXICAL)
   batch = _BATCH._replace(source=_BATCH.source.at[1, 2].set(5))
   assert _seen(decoder=_LEXICAL, batch=batch) == (pytest.approx(seen, rel=1e-6))
+
+
+@pytest.mark.parametrize(
+  ('entropy', 'dead', 'message'),
+  [
+    (3.0, 0.95, '95% of the capsules of the encoder are dead'),
+    (0.01, 0.0, 'the router of the encoder sends each layer to one capsule'),
+    (4.1589, 0.0, 'the router of the encoder does not choose'),
+    (3.0, 0.0, ''),
+  ],
+)
+def test_a_router_that_does_not_route_is_told_once(entropy, dead, message):
+  side = SideConfig('em_routing', {'iterations': 2, 'capsules': 64})
+  config = ModelConfig(width=64, heads=1, encoder=side)
+  seen = {'coupling_entropy_1': entropy, 'dead_capsules': dead}
+  seen = {f'encoder/read_out/{name}': value for name, value in seen.items()}
+  watch, told = Watch(), []
+  for step in range(0, 700, 100):
+    told += watch(step, router_troubles(seen, config))
+  assert [message in line for line in told] == [True] * bool(message)

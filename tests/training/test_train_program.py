@@ -22,7 +22,6 @@ from programs import (
   saved_steps,
   wait_for_step,
 )
-from tiers import extended_but
 
 from fusion_jax.runs.directory import locked
 
@@ -165,22 +164,6 @@ def test_a_disk_that_is_full_at_the_start(program, tmp_path):
 
 
 @pytest.mark.extended
-def test_a_loss_that_is_not_finite_stops_the_run(program, tmp_path):
-  workdir = tmp_path / 'run'
-  code, err = program.run(
-    workdir,
-    optimizer__peak=1e9,
-    optimizer__weight_decay=1e9,
-    optimizer__warmup_steps=60,
-  )
-  assert code == 2
-  message = one_line(err)
-  assert 'is not finite' in message
-  assert 'batch' in message
-  assert 'last good checkpoint' in message
-
-
-@pytest.mark.extended
 def test_patience_ends_a_run_that_does_not_improve(program, tmp_path):
   workdir = tmp_path / 'run'
   code, err = program.run(
@@ -225,31 +208,6 @@ def test_another_tokenizer_is_refused(program, unbroken, tmp_path):
   code, err = program.run(workdir)
   assert code == 2
   assert 'source.model' in one_line(err)
-
-
-@pytest.mark.parametrize(
-  ('flag', 'message'),
-  extended_but(
-    [
-      (
-        'model__wdth',
-        'model.wdth: no such field; did you mean config.model.width',
-      ),
-      ('model__heads', 'config.model.heads: must divide model.width'),
-      (
-        'parallel__data',
-        'config.parallel: data=3 x fsdp=1 x tensor=1 does not multiply to',
-      ),
-    ],
-    lambda case: case[0] == 'model__heads',
-  ),
-)
-def test_a_mistyped_config_is_one_line(program, tmp_path, flag, message):
-  workdir = tmp_path / 'run'
-  code, err = program.run(workdir, **{flag: 3})
-  assert code == 2
-  assert message in one_line(err)
-  assert not workdir.exists()
 
 
 def test_a_folder_that_is_no_run_is_refused(program, tmp_path):

@@ -17,19 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import DecodingConfig, ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import abstract_batch, training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.decoding.batches import decode_shapes
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
+  Source,
   search_batch,
 )
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.errors import CheckFailed, require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
@@ -43,9 +43,8 @@ from fusion_jax.tools.aot.counts import (
   totals,
 )
 from fusion_jax.tools.aot.topology import GIB, Chip
-from fusion_jax.training.build import check_experiment
+from fusion_jax.training.build import check_experiment, plan_state
 from fusion_jax.training.optimizer import optimizer_for
-from fusion_jax.training.state import plan_state
 from fusion_jax.training.step import make_train_step, zero_totals
 
 logger = logging.getLogger(__name__)
@@ -203,8 +202,21 @@ def decoding_program(
   batch = SearchRows(
     (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers
   )
-  # As `compiled.search_settings` makes them, without a tokenizer.
-  settings = SearchSettings(
+  with jax.set_mesh(mesh):
+    traced = search_batch.trace(
+      (parameters,),
+      batch,
+      models=(model,),
+      settings=_settings(options),
+      max_length=target,
+    )
+  shape = Shape(rows, source, target)
+  return Program(traced, mesh, shape, parameters, target)
+
+
+def _settings(options: DecodingConfig) -> SearchSettings:
+  """Return settings as `search_settings` does, without tokenizer."""
+  return SearchSettings(
     beam=options.beam_size,
     keep=1,
     end_id=_END,
@@ -214,16 +226,6 @@ def decoding_program(
     rules=TokenRules((), options.no_repeat_ngram),
     compacts=True,
   )
-  with jax.set_mesh(mesh):
-    traced = search_batch.trace(
-      (parameters,),
-      batch,
-      models=(model,),
-      settings=settings,
-      max_length=target,
-    )
-  shape = Shape(rows, source, target)
-  return Program(traced, mesh, shape, parameters, target)
 
 
 def _model(config: ExperimentConfig, problem: Problem) -> Transformer:

@@ -32,13 +32,13 @@ from fusion_jax.decoding.batches import (
   target_limit,
 )
 from fusion_jax.decoding.certify import relative_gaps, rounding
-from fusion_jax.decoding.compiled import (
+from fusion_jax.decoding.ensemble import alone
+from fusion_jax.decoding.model_step import (
   SearchRows,
+  Source,
   search_batch,
   search_settings,
 )
-from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.model_step import Source
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.runs.loading import TrainedModel

@@ -186,9 +186,6 @@ def layer_diversity(layers: Layers, keep: np.ndarray) -> float:
   return float(np.mean(distances)) if distances else 0.0
 
 
-def diversity_reward(
-  sides: Sequence[tuple[Layers, np.ndarray]], reduce: str
-) -> float:
+def diversity_reward(sides: Sequence[tuple[Layers, np.ndarray]]) -> float:
   """Of both stacks, as H[0..L] and True at tokens."""
-  total = sum(layer_diversity(layers, keep) for layers, keep in sides)
-  return total if reduce == 'sum' else total / len(sides)
+  return sum(layer_diversity(layers, keep) for layers, keep in sides)
