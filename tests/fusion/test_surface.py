@@ -220,16 +220,14 @@ def test_a_weight_of_one_is_the_plain_model(norm, kind):
   assert_close(fused.negative_log_likelihood, expected.negative_log_likelihood)
 
 
-@pytest.mark.parametrize('positions', [False, True])
-def test_the_embeddings_that_are_read(positions):
-  model = Transformer(_config(positions=positions), 11, 11, 2)
+def test_the_embeddings_that_are_read():
+  model = Transformer(_config(), 11, 11, 2)
   parameters = drawn_parameters(model)
   encoded = model.apply(
     {'params': parameters}, _SOURCE, _LENGTHS, method='encode'
   )
   bare = parameters['source_embedding'][_SOURCE] * math.sqrt(8)
-  expected = encoded.layers[0] if positions else bare
-  assert_close(encoded.embeddings, expected)
+  assert_close(encoded.embeddings, bare)
   assert np.abs(encoded.layers[0] - bare).max() > 0.1
 
 

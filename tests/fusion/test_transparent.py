@@ -117,13 +117,3 @@ def test_transparent_memories_can_have_a_norm():
   memories = plain.apply({'params': params}, _layers(3), CONTEXT)
   for own, memory in zip(got, memories, strict=True):
     _assert_close(own, layer_norm(memory, norm), 1e-4)
-
-
-def test_transparent_uniform_weights_fill_their_range():
-  options = {'weights': 'uniform'}
-  module = _transparent(3, 'post', 500, options=options)
-  weights = _transparent_params(module, _layers(3))['weights']
-  assert weights.shape == (4, 500)
-  # sqrt(1 / (3 + 1))
-  assert 0.49 < np.abs(weights).max() <= 0.5
-  assert abs(float(weights.mean())) < 0.03

@@ -82,7 +82,7 @@ def test_the_guide_has_this_page():
     ('beam_size', 'decoding.beam_size', 1),
     ('data.filter', 'data.filter.max_length', 3),
     ('model.encoder.fusion', 'model.SIDE.fusion', 1),
-    ('fusion.transparent', 'model.SIDE.options.dropout', 5),
+    ('fusion.transparent', 'model.SIDE.options.dropout', 4),
   ],
 )
 def test_options_are_found_by_name_section_and_scheme(name, first, count):
