@@ -1,0 +1,1 @@
+"""Studies: the same comparison of schemes, over seeds, from one file."""

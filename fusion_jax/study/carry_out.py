@@ -1,0 +1,339 @@
+"""Runs of a study: trained, translated, scored, each in a process of its own.
+
+A run has a folder in WORKDIR/runs. Its result.json is written last: where it
+is, the run is finished. Who works in a folder holds its lock, so that several
+commands share a study.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import gzip
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
+from fusion_jax.config.serialization import to_dict
+from fusion_jax.data.corpora import read_pairs
+from fusion_jax.errors import InputError
+from fusion_jax.files import write_whole
+from fusion_jax.json_files import read_json
+from fusion_jax.runs.directory import read_metrics
+from fusion_jax.study.plan import Run, Study, operations, parameters
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two looks at what others do.
+_LOOK = 1.0
+# Exit code of a worker whose run another process has.
+_BUSY = 3
+
+
+class Folder:
+  """What a study keeps below its folder."""
+
+  def __init__(self, workdir: Path):
+    self.workdir = workdir.absolute()
+
+  def of(self, run: Run) -> Path:
+    return self.workdir / 'runs' / run.name
+
+  def result(self, run: Run) -> dict[str, Any] | None:
+    """Return the numbers of a finished run."""
+    path = self.of(run) / 'result.json'
+    return read_json(path, dict[str, Any]) if path.is_file() else None
+
+  def is_finished(self, run: Run) -> bool:
+    return (self.of(run) / 'result.json').is_file()
+
+  def failure(self, run: Run) -> str:
+    """Return why a run failed the last time; '' if it did not."""
+    path = self.of(run) / 'failed.txt'
+    return path.read_text('utf-8').strip() if path.is_file() else ''
+
+  def translations(self, run: Run, test: str) -> list[str]:
+    path = self.of(run) / f'{file_name(test)}.txt.gz'
+    return gzip.decompress(path.read_bytes()).decode().split('\n')[:-1]
+
+  def losses(self, run: Run) -> dict[str, np.ndarray]:
+    """Return [2, lines] for each text: nats and subwords."""
+    with np.load(self.of(run) / 'losses.npz') as arrays:
+      return {name: arrays[name] for name in arrays}
+
+  def strangers(self, study: Study) -> list[str]:
+    """Return the finished runs that the study file does not ask for."""
+    known = {self.of(run) for run in study.runs}
+    folders = (path.parent for path in self.workdir.glob('runs/*/*/result.json'))
+    return sorted(
+      folder.relative_to(self.workdir / 'runs').as_posix()
+      for folder in folders
+      if folder not in known
+    )
+
+
+def file_name(test: str) -> str:
+  """Return the name of a test set's files."""
+  return ''.join(x if x.isalnum() else '_' for x in test.split('.{lang}')[0])
+
+
+def resolved(run: Run, study: Study, folder: Folder) -> ExperimentConfig:
+  """Return the config of a run, with what the runs that it needs decided."""
+  fields: dict[str, Any] = {'data.prepared': str(folder.workdir / 'prepared')}
+  if run.trials:
+    losses = {trial: folder.result(trial) or {} for trial in run.trials}
+    best = min(run.trials, key=lambda trial: losses[trial]['validation_nll'])
+    fields |= dict(best.choice)
+  if run.timed:
+    plain, other = (folder.result(timed) or {} for timed in run.timed)
+    longer = other['seconds_an_update'] / plain['seconds_an_update']
+    fields['training.steps'] = round(other['updates'] * longer)
+  start = str(folder.of(run.start) / 'run') if run.start else run.origin
+  return changed(run.config, fields | {'training.init_from': start})
+
+
+def carry_out(run: Run, study: Study, folder: Folder) -> None:
+  """Do what is left of a run: train, translate, score; write its result."""
+  import fusion_jax
+
+  config, place = resolved(run, study, folder), folder.of(run)
+  fusion_jax.train(config, place / 'run')
+  numbers = _of_training(config, place / 'run')
+  if numbers['updates'] != config.training.steps:
+    raise SystemExit(75)  # It was stopped, and has saved.
+  if not run.choice:
+    average = study.file.average
+    model = fusion_jax.load(place / 'run', step='last', average=average)
+    numbers['tests'] = _tests(model, study, config, place)
+  (place / 'failed.txt').unlink(missing_ok=True)
+  text = json.dumps(numbers | circumstances(), indent=1)
+  write_whole(place / 'result.json', text.encode())
+
+
+def _tests(
+  model: Any, study: Study, config: ExperimentConfig, place: Path
+) -> dict[str, dict[str, Any]]:
+  """Translate and score the test sets, and keep lines and losses."""
+  from fusion_jax.metrics import corpus_scores
+
+  numbers, losses = {}, {}
+  for test in study.tests:
+    sources, references = zip(*read_pairs(test, config.data), strict=True)
+    begin = time.monotonic()
+    lines = model.translate(sources)
+    seconds = time.monotonic() - begin
+    scores = corpus_scores(lines, references, config.data.target_language)
+    of_test = dataclasses.asdict(scores) | {'seconds': seconds}
+    del of_test['report']
+    scored = model.score(sources, references)
+    losses[test] = np.array(
+      [[-sum(x.tokens) for x in scored], [len(x.tokens) for x in scored]],
+      np.float32,
+    )
+    of_test['nll'] = float(losses[test][0].sum() / losses[test][1].sum())
+    if study.file.comet:
+      from fusion_jax.cli.run import load_comet
+
+      comet = load_comet(study.file.comet)
+      of_test['comet'] = float(str(comet(sources, lines, references)).split()[-1])
+    numbers[test] = of_test
+    text = ''.join(f'{line}\n' for line in lines).encode()
+    packed = gzip.compress(text, mtime=0)
+    write_whole(place / f'{file_name(test)}.txt.gz', packed)
+  np.savez_compressed(place / 'losses.npz', **losses)
+  return numbers
+
+
+def _of_training(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
+  rows: dict[str, list[dict[str, Any]]] = {}
+  for row in read_metrics(workdir / 'metrics.jsonl'):
+    rows.setdefault(row['kind'], []).append(row)
+  train, valid = rows['train'], rows['valid']
+  speeds = sorted(row['steps_per_second'] for row in train)
+  fusion = rows.get('fusion', [{}])[-1]
+  return {
+    'updates': valid[-1]['step'],
+    'parameters': parameters(config),
+    'operations': operations(config),
+    'validation_nll': valid[-1]['loss'],
+    'seconds_an_update': 1 / speeds[len(speeds) // 2],
+    'curve': [[row['step'], row['loss']] for row in valid],
+    'fusion': {k: v for k, v in fusion.items() if k not in ('kind', 'step')},
+    'config': to_dict(config),
+  }
+
+
+def circumstances() -> dict[str, Any]:
+  """Return where and when a run was made."""
+  import jax
+
+  names = ('fusion_jax', 'jax', 'flax', 'sacrebleu')
+  return {
+    'date': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
+    'device': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+    'processor': platform.processor() or platform.machine(),
+    'versions': {name: importlib.metadata.version(name) for name in names},
+  }
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+  """How the runs of a study share machines.
+
+  Attributes:
+    jobs: Runs at a time, each with its part of the devices and cores.
+    part, parts: Runs number PART, PART + PARTS, ... are this command's.
+    nice: Whether runs give way to other programs.
+  """
+
+  jobs: int = 1
+  part: int = 1
+  parts: int = 1
+  nice: bool = False
+
+
+class Workers:
+  """Carries out runs in processes, some at a time."""
+
+  def __init__(self, study: Study, folder: Folder, sharing: Sharing):
+    self._study, self._folder, self._sharing = study, folder, sharing
+    self._places: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(sharing.jobs):
+      self._places.put(place)
+    self._processes: set[subprocess.Popen] = set()
+    self.stopped = threading.Event()
+
+  def carry_out(self, on_result: Any) -> None:
+    """Carry out this command's runs and what they need; all are tried once."""
+    left = self._mine()
+    with concurrent.futures.ThreadPoolExecutor(self._sharing.jobs) as pool:
+      running: dict[concurrent.futures.Future, Run] = {}
+      while (left or running) and not self.stopped.is_set():
+        for run in [run for run in left if self._is_ready(run)]:
+          left.remove(run)
+          if not self._folder.is_finished(run):
+            running[pool.submit(self._work, run)] = run
+        if not running and not any(map(self._is_ready, left)):
+          if not left or self._is_hopeless(left):
+            break
+        done, _ = concurrent.futures.wait(running, timeout=_LOOK)
+        for future in done:
+          run = running.pop(future)
+          if future.result() == _BUSY:
+            left.append(run)
+            self.stopped.wait(_LOOK)
+          on_result(run)
+
+  def stop(self) -> None:
+    """Ask all processes to save and end."""
+    self.stopped.set()
+    for process in list(self._processes):
+      process.terminate()
+
+  def _mine(self) -> list[Run]:
+    sharing = self._sharing
+    runs = self._study.runs
+    mine: dict[Run, None] = {}
+
+    def add(run: Run) -> None:
+      for needed in run.needs:
+        add(needed)
+      mine[run] = None
+
+    for run in runs[sharing.part - 1 :: sharing.parts]:
+      add(run)
+    return list(mine)
+
+  def _is_ready(self, run: Run) -> bool:
+    return all(map(self._folder.is_finished, run.needs))
+
+  def _is_hopeless(self, left: Sequence[Run]) -> bool:
+    """Whether everything that is left waits for a run that failed."""
+    return all(
+      any(self._folder.failure(needed) for needed in run.needs) for run in left
+    )
+
+  def _work(self, run: Run) -> int:
+    place = self._places.get()
+    try:
+      with self._process(run, place) as process:
+        said = process.stderr.read() if process.stderr else b''
+        code = process.wait()
+    finally:
+      self._places.put(place)
+    folder = self._folder.of(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'log.txt').write_bytes(said)
+    if code not in (0, _BUSY, 75, 130, -15):
+      lines = said.decode(errors='replace').strip().splitlines() or ['killed']
+      write_whole(folder / 'failed.txt', f'{lines[-1]}\n'.encode())
+    return code
+
+  @contextlib.contextmanager
+  def _process(self, run: Run, place: int) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, '-m', 'fusion_jax.study.worker', run.name]
+    command += [str(self._study.path), str(self._folder.workdir)]
+    process = subprocess.Popen(
+      command,
+      stderr=subprocess.PIPE,
+      env=os.environ | self._devices(place),
+      preexec_fn=self._cores(place),
+      start_new_session=True,
+    )
+    self._processes.add(process)
+    try:
+      yield process
+    finally:
+      self._processes.discard(process)
+
+  def _devices(self, place: int) -> Mapping[str, str]:
+    """Give each of several jobs its part of the GPUs that are visible."""
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES', '')
+    names = [name for name in visible.split(',') if name]
+    if self._sharing.jobs == 1 or not names:
+      return {}
+    return {'CUDA_VISIBLE_DEVICES': ','.join(names[place :: self._sharing.jobs])}
+
+  def _cores(self, place: int) -> Any:
+    jobs, nice = self._sharing.jobs, self._sharing.nice
+    cores = sorted(os.sched_getaffinity(0))
+
+    def start() -> None:
+      if jobs > 1 and len(cores) >= jobs:
+        os.sched_setaffinity(0, cores[place::jobs])
+      if nice:
+        os.nice(10)
+
+    return start
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[bool]:
+  """Hold the lock of a run; gives whether it could be had."""
+  folder.mkdir(parents=True, exist_ok=True)
+  lock = filelock.FileLock(folder / 'lock')
+  try:
+    lock.acquire(timeout=0)
+  except filelock.Timeout:
+    yield False
+    return
+  try:
+    yield True
+  finally:
+    lock.release()

@@ -1,0 +1,237 @@
+"""What the finished runs of a study say: rows, differences and tests."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fusion_jax.evaluation.sentence_statistics import statistics_of
+from fusion_jax.evaluation.significance import (
+  LossDifference,
+  Pooled,
+  holm,
+  over_seeds,
+  paired_losses,
+  paired_test,
+  welch,
+)
+from fusion_jax.languages import words_of
+from fusion_jax.study.carry_out import Folder, file_name
+from fusion_jax.study.plan import Run, Study
+
+# Of the bootstrap.
+_SAMPLES = 1_000
+# A number of a finished run.
+Number = Callable[[Mapping[str, Any]], float]
+
+
+class Row(NamedTuple):
+  """A run with its result, if it is finished, or why it failed."""
+
+  run: Run
+  result: Mapping[str, Any] | None
+  failure: str
+
+  @property
+  def record(self) -> dict[str, Any]:
+    """Plain numbers by name, for a data frame."""
+    state = 'finished' if self.result else 'failed' if self.failure else 'open'
+    record: dict[str, Any] = {
+      'contestant': self.run.contestant,
+      'seed': self.run.seed,
+      'state': state,
+      'reason': self.failure,
+    }
+    for name, value in (self.result or {}).items():
+      if isinstance(value, int | float | str) and name != 'config':
+        record[name] = value
+    for test, scores in (self.result or {}).get('tests', {}).items():
+      record |= {f'{file_name(test)}/{x}': y for x, y in scores.items()}
+    return record
+
+
+def rows(study: Study, folder: Folder) -> list[Row]:
+  """Return the runs of the contestants, without the trials."""
+  return [
+    Row(run, folder.result(run), folder.failure(run))
+    for run in study.runs
+    if not run.choice
+  ]
+
+
+class Difference(NamedTuple):
+  """A contestant beside the baseline, over the seeds that both have.
+
+  Attributes:
+    mean: Mean difference.
+    interval: Half of its 95 % interval, by the pooled deviation; None if no
+      contestant has several seeds.
+    p_value: Of a t-test with the pooled deviation.
+    holm: The same, corrected for the number of contestants.
+    welch: Of Welch's t-test, which takes the two contestants alone.
+    seeds: The seeds.
+  """
+
+  mean: float
+  interval: float | None
+  p_value: float | None
+  holm: float | None
+  welch: float | None
+  seeds: tuple[int, ...]
+
+
+class Metric(NamedTuple):
+  """A number of all contestants, and their differences to the baseline.
+
+  Attributes:
+    name: What it is.
+    values: By contestant and seed.
+    pooled: Deviation over seeds of all contestants together.
+    differences: By contestant; the baseline has none.
+    digits: That are shown.
+    is_loss: Whether less is better.
+  """
+
+  name: str
+  values: Mapping[str, Mapping[int, float]]
+  pooled: Pooled | None
+  differences: Mapping[str, Difference]
+  digits: int
+  is_loss: bool
+
+
+def metrics(study: Study, finished: Sequence[Row]) -> list[Metric]:
+  """Compare the contestants by loss, BLEU, chrF2 and, if asked for, COMET."""
+  names = {'bleu': 'BLEU', 'chrf': 'chrF2'}
+  if study.file.comet:
+    names['comet'] = 'COMET'
+  measured = [
+    _metric(study, finished, 'validation loss', _of('validation_nll'), 4, True)
+  ]
+  for key, name in names.items():
+    if len(study.tests) > 1:
+      mean = _mean_of(key)
+      measured.append(_metric(study, finished, f'{name}, mean', mean, 2, False))
+    measured += [
+      _metric(study, finished, f'{name}, {test}', _of('tests', test, key), 2)
+      for test in study.tests
+    ]
+  return measured
+
+
+def _of(*names: str) -> Number:
+  def number(result: Any) -> float:
+    for name in names:
+      result = result[name]
+    return result
+
+  return number
+
+
+def _mean_of(key: str) -> Number:
+  return lambda result: statistics.fmean(
+    test[key] for test in result['tests'].values()
+  )
+
+
+def _metric(
+  study: Study,
+  finished: Sequence[Row],
+  name: str,
+  number: Number,
+  digits: int,
+  is_loss: bool = False,
+) -> Metric:
+  values: dict[str, dict[int, float]] = {}
+  for row in finished:
+    if row.result:
+      of_contestant = values.setdefault(row.run.contestant, {})
+      of_contestant[row.run.seed] = number(row.result)
+  pooled = Pooled.of([list(seeds.values()) for seeds in values.values()])
+  differences = _differences(values, study.baseline, pooled)
+  return Metric(name, values, pooled, differences, digits, is_loss)
+
+
+def _differences(
+  values: Mapping[str, Mapping[int, float]],
+  baseline: str,
+  pooled: Pooled | None,
+) -> dict[str, Difference]:
+  plain = values.get(baseline, {})
+  made = {}
+  for name, of_seeds in values.items():
+    seeds = tuple(seed for seed in of_seeds if seed in plain)
+    if name == baseline or not seeds:
+      continue
+    ours, theirs = ([x[seed] for seed in seeds] for x in (of_seeds, plain))
+    mean = statistics.fmean(ours) - statistics.fmean(theirs)
+    interval = p_value = None
+    if pooled:
+      interval = pooled.interval(len(seeds))
+      p_value = pooled.p_value(mean, len(seeds))
+    both = over_seeds(theirs), over_seeds(ours)
+    made[name] = Difference(mean, interval, p_value, None, welch(*both), seeds)
+  tested = [name for name, one in made.items() if one.p_value is not None]
+  corrected = holm([made[name].p_value or 0.0 for name in tested])
+  for name, p_value in zip(tested, corrected, strict=True):
+    made[name] = made[name]._replace(holm=p_value)
+  return made
+
+
+class Paired(NamedTuple):
+  """Two runs of one seed on a test set, line by line."""
+
+  contestant: str
+  seed: int
+  test: str
+  bootstrap: float
+  loss: LossDifference
+
+
+def paired(
+  study: Study, finished: Sequence[Row], folder: Folder
+) -> Iterator[Paired]:
+  """Compare every run with the baseline of its seed; trained models, not seeds."""
+  done = {(x.run.contestant, x.run.seed): x.run for x in finished if x.result}
+  for (name, seed), run in done.items():
+    plain = done.get((study.baseline, seed))
+    if name == study.baseline or plain is None:
+      continue
+    for test in study.tests:
+      ours, theirs = (folder.losses(x)[test] for x in (run, plain))
+      loss = paired_losses(ours[0], theirs[0], ours[1])
+      p_value = _bootstrap(study, test, (plain, run), folder)
+      yield Paired(name, seed, test, p_value, loss)
+
+
+def _bootstrap(
+  study: Study, test: str, runs: tuple[Run, Run], folder: Folder
+) -> float:
+  """Return p of sacreBLEU's paired bootstrap."""
+  from fusion_jax.data.corpora import read_pairs
+
+  config = runs[0].config
+  words = words_of(config.data.target_language, config.decoding.bleu_tokenizer)
+  references = [target for _, target in read_pairs(test, config.data)]
+  lines = [folder.translations(run, test) for run in runs]
+  counted = statistics_of(lines, [references], words, names=('BLEU',))
+  counts = {str(n): one['BLEU'] for n, one in enumerate(counted)}
+  _, tested = paired_test('BLEU', words, 1, counts, 'bs', _SAMPLES)
+  return float(tested['1'].p_value or 0.0)
+
+
+def cannot_tell(metric: Metric, seeds: int) -> str:
+  """Say how large a difference must be to be seen with so many seeds."""
+  many = f'{seeds} seed{"s" if seeds > 1 else ""}'
+  if metric.pooled is None:
+    return (
+      f'{metric.name}: every contestant has one seed, so that nothing says '
+      'what a seed does; train two or three'
+    )
+  least = metric.pooled.interval(seeds)
+  return (
+    f'{metric.name}: with {many} each, a difference of '
+    f'{least:.{metric.digits}f} is needed'
+  )
