@@ -5,7 +5,6 @@ is, the run is finished. Who works in a folder holds its lock, so that several
 commands share a study.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -13,15 +12,9 @@ import gzip
 import importlib.metadata
 import json
 import logging
-import os
 import platform
-import queue
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +25,20 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data.corpora import read_pairs
-from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 from fusion_jax.json_files import read_json
 from fusion_jax.runs.directory import read_metrics
-from fusion_jax.study.plan import Run, Study, operations, parameters
+from fusion_jax.startup import one_line_errors, run_program, start_logging
+from fusion_jax.study.plan import Run, Study, operations, parameters, read
 
 logger = logging.getLogger(__name__)
 
 # Seconds between two looks at what others do.
 _LOOK = 1.0
+# Subwords of the longest line whose loss is computed.
+_LONGEST = 1_024
 # Exit code of a worker whose run another process has.
-_BUSY = 3
+BUSY = 3
 
 
 class Folder:
@@ -80,7 +75,9 @@ class Folder:
   def strangers(self, study: Study) -> list[str]:
     """Return the finished runs that the study file does not ask for."""
     known = {self.of(run) for run in study.runs}
-    folders = (path.parent for path in self.workdir.glob('runs/*/*/result.json'))
+    folders = (
+      path.parent for path in self.workdir.glob('runs/*/*/result.json')
+    )
     return sorted(
       folder.relative_to(self.workdir / 'runs').as_posix()
       for folder in folders
@@ -139,9 +136,12 @@ def _tests(
     lines = model.translate(sources)
     seconds = time.monotonic() - begin
     scores = corpus_scores(lines, references, config.data.target_language)
-    of_test = dataclasses.asdict(scores) | {'seconds': seconds}
+    of_test = dataclasses.asdict(scores) | {
+      'lines': len(lines),
+      'seconds': seconds,
+    }
     del of_test['report']
-    scored = model.score(sources, references)
+    scored = model.score(sources, references, max_source_length=_LONGEST)
     losses[test] = np.array(
       [[-sum(x.tokens) for x in scored], [len(x.tokens) for x in scored]],
       np.float32,
@@ -151,7 +151,9 @@ def _tests(
       from fusion_jax.cli.run import load_comet
 
       comet = load_comet(study.file.comet)
-      of_test['comet'] = float(str(comet(sources, lines, references)).split()[-1])
+      of_test['comet'] = float(
+        str(comet(sources, lines, references)).split()[-1]
+      )
     numbers[test] = of_test
     text = ''.join(f'{line}\n' for line in lines).encode()
     packed = gzip.compress(text, mtime=0)
@@ -165,14 +167,13 @@ def _of_training(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
   for row in read_metrics(workdir / 'metrics.jsonl'):
     rows.setdefault(row['kind'], []).append(row)
   train, valid = rows['train'], rows['valid']
-  speeds = sorted(row['steps_per_second'] for row in train)
   fusion = rows.get('fusion', [{}])[-1]
   return {
     'updates': valid[-1]['step'],
     'parameters': parameters(config),
     'operations': operations(config),
     'validation_nll': valid[-1]['loss'],
-    'seconds_an_update': 1 / speeds[len(speeds) // 2],
+    'seconds_an_update': train[-1]['seconds'] / train[-1]['step'],
     'curve': [[row['step'], row['loss']] for row in valid],
     'fusion': {k: v for k, v in fusion.items() if k not in ('kind', 'step')},
     'config': to_dict(config),
@@ -192,137 +193,6 @@ def circumstances() -> dict[str, Any]:
   }
 
 
-@dataclasses.dataclass(frozen=True)
-class Sharing:
-  """How the runs of a study share machines.
-
-  Attributes:
-    jobs: Runs at a time, each with its part of the devices and cores.
-    part, parts: Runs number PART, PART + PARTS, ... are this command's.
-    nice: Whether runs give way to other programs.
-  """
-
-  jobs: int = 1
-  part: int = 1
-  parts: int = 1
-  nice: bool = False
-
-
-class Workers:
-  """Carries out runs in processes, some at a time."""
-
-  def __init__(self, study: Study, folder: Folder, sharing: Sharing):
-    self._study, self._folder, self._sharing = study, folder, sharing
-    self._places: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for place in range(sharing.jobs):
-      self._places.put(place)
-    self._processes: set[subprocess.Popen] = set()
-    self.stopped = threading.Event()
-
-  def carry_out(self, on_result: Any) -> None:
-    """Carry out this command's runs and what they need; all are tried once."""
-    left = self._mine()
-    with concurrent.futures.ThreadPoolExecutor(self._sharing.jobs) as pool:
-      running: dict[concurrent.futures.Future, Run] = {}
-      while (left or running) and not self.stopped.is_set():
-        for run in [run for run in left if self._is_ready(run)]:
-          left.remove(run)
-          if not self._folder.is_finished(run):
-            running[pool.submit(self._work, run)] = run
-        if not running and not any(map(self._is_ready, left)):
-          if not left or self._is_hopeless(left):
-            break
-        done, _ = concurrent.futures.wait(running, timeout=_LOOK)
-        for future in done:
-          run = running.pop(future)
-          if future.result() == _BUSY:
-            left.append(run)
-            self.stopped.wait(_LOOK)
-          on_result(run)
-
-  def stop(self) -> None:
-    """Ask all processes to save and end."""
-    self.stopped.set()
-    for process in list(self._processes):
-      process.terminate()
-
-  def _mine(self) -> list[Run]:
-    sharing = self._sharing
-    runs = self._study.runs
-    mine: dict[Run, None] = {}
-
-    def add(run: Run) -> None:
-      for needed in run.needs:
-        add(needed)
-      mine[run] = None
-
-    for run in runs[sharing.part - 1 :: sharing.parts]:
-      add(run)
-    return list(mine)
-
-  def _is_ready(self, run: Run) -> bool:
-    return all(map(self._folder.is_finished, run.needs))
-
-  def _is_hopeless(self, left: Sequence[Run]) -> bool:
-    """Whether everything that is left waits for a run that failed."""
-    return all(
-      any(self._folder.failure(needed) for needed in run.needs) for run in left
-    )
-
-  def _work(self, run: Run) -> int:
-    place = self._places.get()
-    try:
-      with self._process(run, place) as process:
-        said = process.stderr.read() if process.stderr else b''
-        code = process.wait()
-    finally:
-      self._places.put(place)
-    folder = self._folder.of(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'log.txt').write_bytes(said)
-    if code not in (0, _BUSY, 75, 130, -15):
-      lines = said.decode(errors='replace').strip().splitlines() or ['killed']
-      write_whole(folder / 'failed.txt', f'{lines[-1]}\n'.encode())
-    return code
-
-  @contextlib.contextmanager
-  def _process(self, run: Run, place: int) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, '-m', 'fusion_jax.study.worker', run.name]
-    command += [str(self._study.path), str(self._folder.workdir)]
-    process = subprocess.Popen(
-      command,
-      stderr=subprocess.PIPE,
-      env=os.environ | self._devices(place),
-      preexec_fn=self._cores(place),
-      start_new_session=True,
-    )
-    self._processes.add(process)
-    try:
-      yield process
-    finally:
-      self._processes.discard(process)
-
-  def _devices(self, place: int) -> Mapping[str, str]:
-    """Give each of several jobs its part of the GPUs that are visible."""
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES', '')
-    names = [name for name in visible.split(',') if name]
-    if self._sharing.jobs == 1 or not names:
-      return {}
-    return {'CUDA_VISIBLE_DEVICES': ','.join(names[place :: self._sharing.jobs])}
-
-  def _cores(self, place: int) -> Any:
-    jobs, nice = self._sharing.jobs, self._sharing.nice
-    cores = sorted(os.sched_getaffinity(0))
-
-    def start() -> None:
-      if jobs > 1 and len(cores) >= jobs:
-        os.sched_setaffinity(0, cores[place::jobs])
-      if nice:
-        os.nice(10)
-
-    return start
-
-
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[bool]:
   """Hold the lock of a run; gives whether it could be had."""
@@ -337,3 +207,22 @@ def held(folder: Path) -> Iterator[bool]:
     yield True
   finally:
     lock.release()
+
+
+@one_line_errors
+def main(argv: list[str]) -> int:
+  """Carry out one run: its name, the study file, the folder of the study."""
+  name, path, workdir = argv
+  study, folder = read(Path(path)), Folder(Path(workdir))
+  (run,) = (run for run in study.runs if run.name == name)
+  start_logging()
+  with held(folder.of(run)) as mine:
+    if not mine:
+      return BUSY
+    if not folder.is_finished(run):
+      carry_out(run, study, folder)
+  return 0
+
+
+if __name__ == '__main__':
+  run_program(main)

@@ -39,6 +39,7 @@ from fusion_jax.config.flags import load_config
 from fusion_jax.config.fusion import SIDES
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.config.serialization import flatten
+from fusion_jax.config.user_code import run_user_dir
 from fusion_jax.data import corpora
 from fusion_jax.errors import InputError
 from fusion_jax.json_files import as_type
@@ -161,6 +162,8 @@ def read(path: Path) -> Study:
   except ValueError as error:
     raise InputError(f'{path}: not TOML: {error}') from None
   file = as_type(table, StudyFile, str(path))
+  if file.user_dir:
+    run_user_dir(str(path.parent / file.user_dir))
   try:
     return _Planner(path, file).study()
   except InputError as error:
@@ -236,7 +239,9 @@ class _Planner:
     if start in self._file.contestants:
       return self.run(start, seed), ''
     if start and not Path(start, 'config.json').is_file():
-      raise InputError(f'start: {start!r} is no contestant and no run directory')
+      raise InputError(
+        f'start: {start!r} is no contestant and no run directory'
+      )
     return None, start
 
   def _trials(
@@ -313,9 +318,11 @@ def parameters(config: ExperimentConfig) -> int:
 @functools.cache
 def operations(config: ExperimentConfig) -> int:
   """Count the multiply-adds of a pass over one pair of 32 + 32 subwords."""
-  from fusion_jax.tools.model_sizes import multiply_adds
+  from fusion_jax.models.transformer import Transformer
+  from fusion_jax.tools.scheme_sizes import multiplied
 
-  return multiply_adds(config)
+  size = config.data.tokenizer.vocabulary_size
+  return multiplied(Transformer(config.model, size, size, start_id=2))
 
 
 def matched(
@@ -336,9 +343,7 @@ def matched(
   slope = count(wider) - count(config)
   width = first + round((count(like) - count(config)) / slope)
   if width < 1:
-    raise InputError(
-      f'match.{equal}: no width of the filter is narrow enough'
-    )
+    raise InputError(f'match.{equal}: no width of the filter is narrow enough')
   return changed(config, {'model.filter': width})
 
 

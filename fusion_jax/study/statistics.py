@@ -1,11 +1,8 @@
 """What the finished runs of a study say: rows, differences and tests."""
 
-import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from fusion_jax.evaluation.sentence_statistics import statistics_of
 from fusion_jax.evaluation.significance import (
@@ -193,7 +190,7 @@ class Paired(NamedTuple):
 def paired(
   study: Study, finished: Sequence[Row], folder: Folder
 ) -> Iterator[Paired]:
-  """Compare every run with the baseline of its seed; trained models, not seeds."""
+  """Compare every run with the baseline of its seed, line by line."""
   done = {(x.run.contestant, x.run.seed): x.run for x in finished if x.result}
   for (name, seed), run in done.items():
     plain = done.get((study.baseline, seed))
