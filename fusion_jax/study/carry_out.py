@@ -118,7 +118,6 @@ def carry_out(run: Run, study: Study, folder: Folder) -> None:
     average = study.file.average
     model = fusion_jax.load(place / 'run', step='last', average=average)
     numbers['tests'] = _tests(model, study, config, place)
-  (place / 'failed.txt').unlink(missing_ok=True)
   text = json.dumps(numbers | circumstances(), indent=1)
   write_whole(place / 'result.json', text.encode())
 

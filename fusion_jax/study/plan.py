@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import pydantic
 from pydantic import Field
 
 from fusion_jax.bounds import Positive
@@ -64,6 +65,8 @@ class Contestant:
       validation loss.
   """
 
+  __pydantic_config__ = pydantic.ConfigDict(extra='forbid')
+
   fields: dict[str, Any] = dataclasses.field(default_factory=dict)
   start: str = ''
   match: dict[Equal, str] = dataclasses.field(default_factory=dict)
@@ -85,6 +88,8 @@ class StudyFile:
     comet: COMET model that scores too; '': none.
     user_dir: Code of schemes of your own.
   """
+
+  __pydantic_config__ = pydantic.ConfigDict(extra='forbid')
 
   config: str
   contestants: Annotated[dict[str, Contestant], Field(min_length=1)]

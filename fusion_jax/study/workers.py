@@ -14,6 +14,8 @@ from fusion_jax.files import write_whole
 from fusion_jax.study.carry_out import BUSY, Folder
 from fusion_jax.study.plan import Run, Study
 
+# Carries out one run.
+COMMAND = sys.executable, '-m', 'fusion_jax.study.carry_out'
 # Seconds between two looks at what others do.
 _LOOK = 1.0
 # Exit codes of a run that was stopped.
@@ -101,22 +103,23 @@ class Workers:
     place = self._places.get()
     try:
       with self._process(run, place) as process:
-        said = process.stderr.read() if process.stderr else b''
-        code = process.wait()
+        _, said = process.communicate()
     finally:
       self._places.put(place)
-    folder = self._folder.of(run)
+    code, folder = process.returncode, self._folder.of(run)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'log.txt').write_bytes(said)
-    if code not in (0, BUSY, *_STOPPED):
+    failed = folder / 'failed.txt'
+    if code == 0:
+      failed.unlink(missing_ok=True)
+    elif code not in (BUSY, *_STOPPED):
       lines = said.decode(errors='replace').strip().splitlines() or ['killed']
-      write_whole(folder / 'failed.txt', f'{lines[-1]}\n'.encode())
+      write_whole(failed, f'{lines[-1]}\n'.encode())
     return code
 
   @contextlib.contextmanager
   def _process(self, run: Run, place: int) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, '-m', 'fusion_jax.study.carry_out', run.name]
-    command += [str(self._study.path), str(self._folder.workdir)]
+    command = [*COMMAND, run.name, self._study.path, self._folder.workdir]
     process = subprocess.Popen(
       command,
       stderr=subprocess.PIPE,
