@@ -40,9 +40,9 @@ from benchmarks.sizes import (
 )
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import Row, changed, depth
-from fusion_jax.data.batching import Batch, Shape
-from fusion_jax.data.packing import PackedPlan, assemble_packed
-from fusion_jax.data.records import Example
+from fusion_jax.data.batching import Batch, Shape, assemble
+from fusion_jax.data.encoding import Example
+from fusion_jax.data.packing import PackedPlan
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.compiled import (
   SearchRows,
@@ -151,7 +151,7 @@ def packed_batches(size: Size) -> list[Batch]:
     taken = chosen >= 0
     pairs = (map(ids, lengths[index]) for index in chosen[taken])
     examples = [Example(*pair) for pair in pairs]
-    batches.append(assemble_packed(examples, taken.sum(axis=1), shape))
+    batches.append(assemble(examples, shape, taken.sum(axis=1)))
   return batches
 
 

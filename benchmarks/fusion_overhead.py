@@ -29,7 +29,7 @@ from fusion_jax.config.presets import Row, changed
 from fusion_jax.errors import CheckFailed, first_line
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.search.beam import LengthPenalty, beam_search
-from fusion_jax.startup import one_line_errors, use_huge_pages
+from fusion_jax.startup import one_line_errors, restart_tuned
 from fusion_jax.tools.aot.matmul_flops import product_gflop
 
 _BEAM = 4
@@ -283,5 +283,5 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-  use_huge_pages()
+  restart_tuned()
   sys.exit(main(sys.argv[1:]))

@@ -36,9 +36,9 @@ with atheris.instrument_imports(include=['fusion_jax']):
   from fusion_jax.config.flags import load_config, parse_arguments
   from fusion_jax.config.presets import changed
   from fusion_jax.config.serialization import to_json
+  from fusion_jax.data.corpora import count_lines, read_files
   from fusion_jax.data.prepare import prepare
   from fusion_jax.data.prepared import PreparedCorpus
-  from fusion_jax.data.text_files import count_pairs, read_pairs
   from fusion_jax.data.tokenizer import Tokenizer
   from fusion_jax.errors import CheckFailed, InputError
   from fusion_jax.evaluation.contrastive import read_items
@@ -87,20 +87,10 @@ class Fuzzed(NamedTuple):
 
 
 def make_files(folder: Path) -> None:
-  """Fills a folder with a prepared corpus and what a run directory has.
-
-  Reports and settings have no digests there, so that what is read after them
-  is reached.
-  """
+  """Fills a folder with a prepared corpus and what a run directory has."""
   tiny = _TINY | {'data.prepared': str(folder / 'prepared')}
   config = changed(load_config('configs/quickstart.py'), tiny)
   shutil.copytree(prepare(config.data).directory, folder / 'corpus')
-  for name in ('report.json', 'settings.json'):
-    path = folder / 'corpus' / name
-    values = json.loads(path.read_text())
-    for digest in ('sha256', 'files'):
-      values.pop(digest, None)
-    path.write_text(json.dumps(values))
   shutil.copytree(folder / 'corpus', folder / 'run' / 'corpus')
   (folder / 'run' / 'config.json').write_text(to_json(config))
 
@@ -111,8 +101,8 @@ def _consume(lines: Iterable[Any]) -> None:
 
 
 def _pairs(path: Path) -> None:
-  _consume(read_pairs(path, path))
-  count_pairs(path, path)
+  _consume(read_files(path, path))
+  count_lines(path, path)
 
 
 def _lines(path: Path) -> None:

@@ -29,9 +29,9 @@ from fusion_jax.config.flags import parse_arguments
 from fusion_jax.decoding.batches import padded
 from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.decoding.translate import Translation, Translator
-from fusion_jax.json_files import read_json
+from fusion_jax.files import read_json
 from fusion_jax.runs.loading import TrainedModel, load_run
-from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
+from fusion_jax.startup import one_line_errors, restart_tuned, start_logging
 
 _ROWS = 50
 
@@ -124,5 +124,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  use_huge_pages()
+  restart_tuned()
   sys.exit(main(sys.argv[1:]))

@@ -32,7 +32,7 @@ from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import SOURCE_MODEL, TARGET_MODEL, PreparedCorpus
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import make_model
-from fusion_jax.startup import one_line_errors, start_logging, use_huge_pages
+from fusion_jax.startup import one_line_errors, restart_tuned, start_logging
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.state import initial_state
 from fusion_jax.training.step import make_train_step, zero_totals
@@ -177,5 +177,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  use_huge_pages()
+  restart_tuned()
   sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,7 @@ from benchmarks.hlo_traffic import PARTS, by_part, traffic
 from fusion_jax.config.flags import load_config, parse_arguments
 from fusion_jax.config.presets import SINCE_2020, changed
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import read_json
+from fusion_jax.files import read_json
 from fusion_jax.startup import one_line_errors, start_logging
 from fusion_jax.tools.aot.topology import (
   Chip,

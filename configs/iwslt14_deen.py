@@ -149,7 +149,7 @@ def get_config(variant: str = 'mlrf_base') -> ExperimentConfig:
       decoder_layers=3,
       tied_embeddings='none',
       output_bias=True,
-      initialization='mlrf',
+      initialization='fan_in',
     ),
     optimizer=OptimizerConfig(schedule='vaswani', warmup_steps=16_000),
     training=TrainingConfig(

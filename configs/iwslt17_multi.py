@@ -50,7 +50,9 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
       batch=BatchConfig(tokens=4_096),
       filter=FilterConfig(max_length=256),
     ),
-    model=ModelConfig(dropout=0.2, embedding_dropout=0.2),
+    model=ModelConfig(
+      dropout=0.2, embedding_dropout=0.2, initialization='glorot'
+    ),
     optimizer=OptimizerConfig(schedule='inverse_sqrt', warmup_steps=8_000),
     training=TrainingConfig(
       steps=100_000, loss_chunk=2_048, validate_every=5_000, save_every=5_000

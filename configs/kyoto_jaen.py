@@ -42,7 +42,10 @@ def get_config() -> ExperimentConfig:
       batch=BatchConfig(tokens=16_384),
     ),
     model=dataclasses.replace(
-      PRESETS['base'], norm='pre', tied_embeddings='target_output'
+      PRESETS['base'],
+      norm='pre',
+      tied_embeddings='target_output',
+      initialization='fan_in',
     ),
     optimizer=OptimizerConfig(
       schedule='inverse_sqrt', peak=7e-4, warmup_steps=4_000

@@ -72,6 +72,7 @@ def get_config(variant: str = 'gtrans') -> ExperimentConfig:
       compute_dtype='bfloat16',
       flatten_positions=False,
       scan_layers=True,
+      initialization='glorot',
     ),
     optimizer=OptimizerConfig(
       schedule='inverse_sqrt', warmup_steps=8_000, accumulation=2

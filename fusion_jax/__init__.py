@@ -27,28 +27,22 @@ if TYPE_CHECKING:
 
 __version__ = '0.1.0'
 
-_MODULES = {
-  'Direction': 'config',
-  'ExperimentConfig': 'config',
-  'InputError': 'errors',
-  'ModelConfig': 'config',
-  'Scheme': 'fusion.scheme',
-  'Scored': 'decoding.score',
-  'SideConfig': 'config',
-  'States': 'api',
-  'Transformer': 'models.transformer',
-  'Translation': 'decoding.translate',
-  'TranslationModel': 'api',
-  'changed': 'config.presets',
-  'dynamic_routing': 'fusion.routing',
-  'em_routing': 'fusion.routing',
-  'load': 'api',
-  'load_config': 'config.flags',
-  'register': 'fusion',
-  'squash': 'fusion.routing',
-  'train': 'api',
+_NAMES = {
+  'api': ('States', 'TranslationModel', 'load', 'train'),
+  'config': ('Direction', 'ExperimentConfig', 'ModelConfig', 'SideConfig'),
+  'config.flags': ('load_config',),
+  'config.presets': ('changed',),
+  'decoding.score': ('Scored',),
+  'decoding.translate': ('Translation',),
+  'errors': ('InputError',),
+  'fusion': ('register',),
+  'fusion.routing': ('dynamic_routing', 'em_routing', 'squash'),
+  'fusion.scheme': ('Scheme',),
+  'models.transformer': ('Transformer',),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
+# Type checkers read this list.
 __all__ = [
   'Direction',
   'ExperimentConfig',

@@ -7,11 +7,7 @@
 """
 
 import importlib
-
-from fusion_jax import __version__
-from fusion_jax.bounds import choice_fault
-from fusion_jax.errors import InputError
-from fusion_jax.startup import one_line_errors, run_program
+import signal
 
 # Each command, the module whose `main` it runs, and what it does.
 COMMANDS = {
@@ -36,27 +32,43 @@ COMMANDS = {
 }
 
 
-def _usage() -> str:
-  width = max(map(len, COMMANDS))
-  listed = (f'  {name:{width}}  {text}' for name, (_, text) in COMMANDS.items())
-  return '\n'.join((__doc__.rstrip(), '', *listed))
+def command(*name: str) -> None:
+  """Run the command line, or the command that is named with its flags."""
+  # Until the program handles it: no traceback of what is being imported. Where
+  # it is ignored, as in the background of a script, it stays so.
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+  from fusion_jax.startup import run_program
+
+  run_program(lambda argv: main([*name, *argv]))
 
 
-@one_line_errors
 def main(argv: list[str]) -> int:
   """Run the command that the first argument names."""
+  from fusion_jax.startup import one_line_errors
+
+  return one_line_errors(_run)(argv)
+
+
+def _run(argv: list[str]) -> int:
+  from fusion_jax import __version__
+  from fusion_jax.bounds import choice_fault
+  from fusion_jax.errors import InputError
+
   name, *flags = argv or ['--help']
-  if name in ('--help', '-h'):
-    print(_usage())
-  elif name == '--version':
-    print(f'fusion_jax {__version__}')
-  elif name in COMMANDS:
+  if name in COMMANDS:
     program = importlib.import_module(f'fusion_jax.{COMMANDS[name][0]}')
     return program.main(flags)
+  if name == '--version':
+    print(f'fusion_jax {__version__}')
+  elif name in ('--help', '-h'):
+    print(__doc__.rstrip(), end='\n\n')
+    for listed, (_, text) in COMMANDS.items():
+      print(f'  {listed:{max(map(len, COMMANDS))}}  {text}')
   else:
     raise InputError(f'fusion-jax: the command {choice_fault(name, COMMANDS)}')
   return 0
 
 
 if __name__ == '__main__':
-  run_program(main)
+  command()

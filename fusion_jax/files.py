@@ -1,4 +1,4 @@
-"""Reading and writing of files, compressed by the ends of their names.
+"""Reading and writing of files, compressed by the ends of their names; JSON.
 
 Written files and folders are complete or do not exist: content goes into a
 temporary neighbour, which takes the place of the file at the end. The neighbour
@@ -11,16 +11,21 @@ import codecs
 import contextlib
 import errno
 import gzip
+import hashlib
 import io
+import json
 import lzma
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pydantic
+
+from fusion_jax.bounds import adapter, first_fault
 from fusion_jax.errors import InputError, first_line
 
 # Temporary neighbours of the files and folders that are being written.
@@ -89,26 +94,28 @@ def check_new_folder(path: Path, flag: str = '--output') -> None:
 
 
 @contextlib.contextmanager
-def write_errors(path: Path, advice: str = '') -> Iterator[None]:
+def write_errors(path: str | Path, advice: str = '') -> Iterator[None]:
   """Turn an operating-system error while writing into an `InputError`."""
+  with _os_errors(f'{path}: cannot be written', advice and f'; {advice}'):
+    yield
+
+
+@contextlib.contextmanager
+def read_errors(name: str | Path) -> Iterator[None]:
+  """Turn an operating-system error while reading into an `InputError`."""
+  with _os_errors(f'{name}: cannot be read'):
+    yield
+
+
+@contextlib.contextmanager
+def _os_errors(what: str, advice: str = '') -> Iterator[None]:
   try:
     yield
   except BrokenPipeError:
     raise
   except OSError as error:
     reason = error.strerror or first_line(error)
-    advice = advice and f'; {advice}'
-    raise InputError(f'{path}: cannot be written: {reason}{advice}') from error
-
-
-@contextlib.contextmanager
-def read_errors(name: str | Path) -> Iterator[None]:
-  """Turn an operating-system error while reading into an `InputError`."""
-  try:
-    yield
-  except OSError as error:
-    reason = error.strerror or first_line(error)
-    raise InputError(f'{name}: cannot be read: {reason}') from error
+    raise InputError(f'{what}: {reason}{advice}') from error
 
 
 def check_regular(path: Path) -> None:
@@ -254,3 +261,74 @@ def unpack_errors(name: str | Path) -> Iterator[None]:
       raise InputError(
         f'{name}: not a readable {Path(name).suffix} file ({error})'
       ) from None
+
+
+@contextlib.contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+  """Open a regular file for reading, decompressed; all errors are of it."""
+  check_regular(path)
+  with unpack_errors(path), open_to_read(path) as file:
+    yield file
+
+
+def read_json(path: Path, kind: Any = Any) -> Any:
+  """Read a JSON file and check its type."""
+  check_regular(path)
+  with read_errors(path):
+    content = path.read_bytes()
+  return parse_json(content, str(path), kind)
+
+
+def parse_json(text: str | bytes, where: str, kind: Any = Any) -> Any:
+  """Parse JSON with finite numbers and with texts that UTF-8 can encode."""
+  try:
+    value = json.loads(text)
+    json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+  except RecursionError:
+    raise InputError(f'{where}: nested too deep') from None
+  except ValueError as error:
+    raise InputError(f'{where}: not JSON: {error}') from None
+  as_type(value, kind, where)
+  return value
+
+
+def as_type(value: Any, kind: Any, where: str) -> Any:
+  """Return JSON values as a type, or refuse those of another."""
+  try:
+    return adapter(kind).validate_python(value)
+  except pydantic.ValidationError as error:
+    field, message = first_fault(error)
+    place = f'{where}: {field}' if field else where
+    raise InputError(f'{place}: {message}') from None
+
+
+_SEAL = 'sha256'
+
+
+class DamagedError(Exception):
+  """Content differs from what was written; the message is one line."""
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return values as JSON reads them back, with the SHA-256 of their text."""
+  content: dict[str, Any] = json.loads(json.dumps(values))
+  return content | {_SEAL: _digest(content)}
+
+
+def check_seal(values: Mapping[str, Any], name: str) -> None:
+  """Compare values with their digest."""
+  content = {key: value for key, value in values.items() if key != _SEAL}
+  if values.get(_SEAL) != _digest(content):
+    raise DamagedError(f'{name} does not agree with its digest')
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+  canonical = json.dumps(values, sort_keys=True)
+  return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+  """Return the SHA-256 of a regular file in hexadecimal, or raise OSError."""
+  check_regular(path)
+  with path.open('rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()

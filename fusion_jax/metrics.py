@@ -1,31 +1,83 @@
-"""Corpus BLEU, chrF and TER as sacreBLEU computes them.
+"""Corpus BLEU, chrF and TER as sacreBLEU computes them, by language.
 
 Every score is reported together with its signature (Post 2018,
 https://aclanthology.org/W18-6319).
+
+A language code says what parts words and what counts them. It is of ISO 639
+('zh', 'zho', 'cmn'), BCP 47 ('zh-Hant-TW'), FLORES and NLLB ('zho_Hans') or
+OPUS ('zh_CN'). The script decides: that in the code, or the one that the
+language is most often written in.
 """
 
-import dataclasses
+import functools
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import langcodes
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric, Signature
 
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.languages import Words, words_of
+
+logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Scores:
-  """BLEU (Papineni et al. 2002) and chrF (Popović 2015), from 0 to 100.
+class Words(NamedTuple):
+  """How a language is cut: sacreBLEU's tokenizer, and what is between words.
 
-  Attributes:
-    bleu: Cased BLEU of detokenised text.
-    chrf: chrF2 score.
-    bleu_signature: sacreBLEU's signature of `bleu`.
-    chrf_signature: sacreBLEU's signature of `chrf`.
-    report: Both scores as sacreBLEU prints them, one line each.
+  With `asian`, TER knows each character as a word.
   """
+
+  tokenizer: str
+  between: str
+  asian: bool = False
+
+
+_SPACED = Words('13a', ' ')
+# By the codes of ISO 15924. Those of sacreBLEU's tokenizers that need no
+# download: Thai, Lao, Khmer and Burmese are counted by the character.
+_SCRIPTS = {
+  **dict.fromkeys(
+    ('Hans', 'Hant', 'Hani', 'Hanb', 'Bopo'), Words('zh', '', True)
+  ),
+  **dict.fromkeys(
+    ('Jpan', 'Hira', 'Kana', 'Hrkt'), Words('ja-mecab', '', True)
+  ),
+  **dict.fromkeys(('Kore', 'Hang', 'Jamo'), Words('ko-mecab', ' ')),
+  **dict.fromkeys(('Thai', 'Laoo', 'Khmr', 'Mymr'), Words('char', '')),
+}
+
+
+def words_of(language: str | Words, tokenizer: str = '') -> Words:
+  """Return how a language is cut into words."""
+  own = _of_code(language) if isinstance(language, str) else language
+  return own._replace(tokenizer=tokenizer) if tokenizer else own
+
+
+@functools.cache
+def _of_code(code: str) -> Words:
+  """Find the script of a code; an unknown code is logged once."""
+  # Of a code that is not of BCP 47, like 'zh_classical', the language counts.
+  for part in (code, code.replace('_', '-').split('-')[0]):
+    try:
+      tag = langcodes.Language.get(part)
+    except ValueError:
+      continue
+    if tag.is_valid():
+      return _SCRIPTS.get(tag.maximize().script or '', _SPACED)
+  if code:
+    logger.info(
+      'language %r is unknown: its words have spaces between, and the '
+      'tokenizer of BLEU is %s unless bleu_tokenizer names another',
+      code,
+      _SPACED.tokenizer,
+    )
+  return _SPACED
+
+
+class Scores(NamedTuple):
+  """BLEU (Papineni et al. 2002) and chrF (Popović 2015), from 0 to 100."""
 
   bleu: float
   chrf: float
@@ -41,28 +93,16 @@ def corpus_scores(
 ) -> Scores:
   """Score translations against one reference each."""
   check_line_counts(len(hypotheses), len(references))
-  bleu, chrf = (
-    _scored(metric, hypotheses, references)
-    for metric in (bleu_for(target_language), CHRF())
-  )
-  report = f'{bleu.line}\n{chrf.line}'
-  return Scores(bleu.value, chrf.value, bleu.signature, chrf.signature, report)
-
-
-class _Scored(NamedTuple):
-  value: float
-  signature: str
-  line: str
-
-
-def _scored(
-  metric: Metric, hypotheses: Sequence[str], references: Sequence[str]
-) -> _Scored:
-  score = metric.corpus_score(hypotheses, [references])
-  # sacreBLEU knows the number of references only after scoring.
-  signature = metric.get_signature().format()
-  line = score.format(signature=signature)
-  return _Scored(float(score.score), signature, line)
+  scores = []
+  for metric in (bleu_for(target_language), CHRF()):
+    score = metric.corpus_score(hypotheses, [references])
+    # sacreBLEU knows the number of references only after scoring.
+    signature = metric.get_signature().format()
+    line = score.format(signature=signature)
+    scores.append((float(score.score), signature, line))
+  (bleu, bleu_signature, bleu_line), (chrf, chrf_signature, chrf_line) = scores
+  report = f'{bleu_line}\n{chrf_line}'
+  return Scores(bleu, chrf, bleu_signature, chrf_signature, report)
 
 
 def bleu_for(language: str | Words) -> BLEU:

@@ -1,4 +1,7 @@
-"""Start and end of a program: memory, compiled code, logs, exit codes."""
+"""Start and end of a program: memory, compiled code, logs, exit codes.
+
+And a log line every few seconds: how far, how fast, how long still.
+"""
 
 import contextlib
 import functools
@@ -8,51 +11,41 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.files import remove_unfinished
 
-_TUNABLE = 'glibc.malloc.hugetlb=1'
+logger = logging.getLogger(__name__)
 
 
-def use_huge_pages() -> None:
-  """Restart this program with huge pages for large allocations.
+def restart_tuned() -> None:
+  """Restart this program with UTF-8, and huge pages for large allocations.
 
-  XLA on a CPU allocates its temporary memory anew at each step; with pages of
-  2 MiB instead of 4 KiB, a training step is a tenth faster. glibc reads the
-  setting only at the start of a process; other systems ignore it. Call this
-  function first, and only if the process belongs to the program alone. If
-  GLIBC_TUNABLES is already set, it is left unchanged.
+  Python takes the encoding of paths and streams from the locale otherwise. XLA
+  on a CPU allocates its temporary memory anew at each step; with pages of 2 MiB
+  instead of 4 KiB, a training step is a tenth faster. Both are read only at the
+  start of a process. Call this function first, and only if the process belongs
+  to the program alone. Ctrl-C waits until the new one can handle it; where the
+  restart fails, the program goes on. If GLIBC_TUNABLES is already set, it is
+  left unchanged.
   """
   _let_ctrl_c_in()
-  if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
-    _restart(GLIBC_TUNABLES=_TUNABLE)
-
-
-def use_utf8() -> None:
-  """Restart this program with UTF-8 for paths and streams, as for files.
-
-  Python takes the encoding of the locale otherwise. Call this function first.
-  """
-  _let_ctrl_c_in()
+  variables = {}
   names = sys.getfilesystemencoding(), getattr(sys.stdout, 'encoding', 'utf-8')
   if not sys.flags.utf8_mode and {'utf-8'} != set(map(str.lower, names)):
-    _restart(PYTHONUTF8='1')
-
-
-def _restart(**variables: str) -> None:
-  """Restart this program with other variables, or go on where that fails.
-
-  Ctrl-C waits until the new one can handle it.
-  """
-  arguments = [sys.executable, *sys.orig_argv[1:]]
-  signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-  with contextlib.suppress(OSError):
-    os.execve(sys.executable, arguments, os.environ | variables)
-  _let_ctrl_c_in()
+    variables['PYTHONUTF8'] = '1'
+  if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
+    variables['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
+  if variables:
+    arguments = [sys.executable, *sys.orig_argv[1:]]
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with contextlib.suppress(OSError):
+      os.execve(sys.executable, arguments, os.environ | variables)
+    _let_ctrl_c_in()
 
 
 def _let_ctrl_c_in() -> None:
@@ -84,8 +77,7 @@ def keep_compiled() -> None:
 
 def run_program(main: Callable[[list[str]], int]) -> NoReturn:
   """Run the main function of a program on its command line, and exit."""
-  use_utf8()
-  use_huge_pages()
+  restart_tuned()
   keep_compiled()
   sys.unraisablehook = _show_unraisable
   code = main(sys.argv[1:])
@@ -148,7 +140,7 @@ def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
 
   @functools.wraps(main)
   def wrapped(*args, **kwargs) -> int:
-    with _nothing_left_by_sigterm(), _ctrl_c_counts() as interrupted:
+    with _handling_signals() as interrupted:
       code, message = _outcome(lambda: main(*args, **kwargs))
     if interrupted and not code:
       code, message = _INTERRUPTED, 'error: interrupted'
@@ -197,45 +189,127 @@ def _drop_what_stdout_does_not_take() -> None:
 
 
 @contextlib.contextmanager
-def _nothing_left_by_sigterm() -> Iterator[None]:
-  """Make SIGTERM inside the block remove unfinished files before the end.
+def _handling_signals() -> Iterator[list[int]]:
+  """Note SIGINT, and let SIGTERM remove unfinished files before the end.
 
-  An exception would not work, because callbacks of JAX may swallow it.
-  Training, and JAX with several processes, install their own handlers instead.
+  Callbacks of JAX may swallow exceptions. Training, and JAX with several
+  processes, install handlers of their own.
   """
-  in_main = threading.current_thread() is threading.main_thread()
-  if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-    yield
-    return
-  signal.signal(signal.SIGTERM, _end)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def _ctrl_c_counts() -> Iterator[list[int]]:
-  """Note SIGINT inside the block; callbacks of JAX may swallow the error."""
   seen: list[int] = []
 
   def note(number: int, frame: Any) -> None:
     seen.append(number)
     signal.default_int_handler(number, frame)
 
-  before = signal.getsignal(signal.SIGINT)
-  in_main = threading.current_thread() is threading.main_thread()
-  if not in_main or before not in (signal.default_int_handler, signal.SIG_DFL):
-    yield seen
-    return
-  signal.signal(signal.SIGINT, note)
+  before: dict[signal.Signals, Any] = {}
+  if threading.current_thread() is threading.main_thread():
+    for number, handler, replaced in (
+      (signal.SIGINT, note, (signal.default_int_handler, signal.SIG_DFL)),
+      (signal.SIGTERM, _end, (signal.SIG_DFL,)),
+    ):
+      if signal.getsignal(number) in replaced:
+        before[number] = signal.signal(number, handler)
   try:
     yield seen
   finally:
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def _end(number: int, _: Any) -> None:
   remove_unfinished()
   signal.signal(number, signal.SIG_DFL)
   os.kill(os.getpid(), number)
+
+
+_SECONDS_BETWEEN_LINES = 4.0
+_SECONDS_BETWEEN_BEATS = 10.0
+# Asking for the time costs as much as reading a line.
+_ITEMS_BETWEEN_LOOKS = 256
+_ItemT = TypeVar('_ItemT')
+
+
+class Progress:
+  """Count work that is done; log the count, the rate and the time left."""
+
+  def __init__(self, total: int | None, unit: str, what: str = ''):
+    """Start the clock."""
+    self._total, self._unit = total, unit
+    self._name = f'{what}: ' if what else ''
+    self._done = 0
+    self._start = self._last = time.monotonic()
+
+  def add(self, count: int) -> None:
+    """Count, and log if the last line is some seconds old."""
+    self._done += count
+    now = time.monotonic()
+    if now - self._last >= _SECONDS_BETWEEN_LINES:
+      self._last = now
+      logger.info('%s%s', self._name, self._state(now - self._start))
+
+  def skip(self, count: int) -> None:
+    """Leave out units that were done before."""
+    self._total = self._total and self._total - count
+
+  def finish(self) -> None:
+    """Log the whole."""
+    seconds = time.monotonic() - self._start
+    self._total = None
+    logger.info('%s%s, in %.1f s', self._name, self._state(seconds), seconds)
+
+  def _state(self, seconds: float) -> str:
+    """Return how many are done, how many a second, and how long it takes."""
+    number, rate = self._total or self._done, self._done / max(seconds, 1e-9)
+    unit = self._unit.removesuffix('s') if number == 1 else self._unit
+    of = f'{self._done:,} of ' if self._total else ''
+    state = f'{of}{number:,} {unit}, {rate:,.1f} per second'
+    left = number - self._done
+    return f'{state}, {left / rate:,.0f} s left' if left > 0 < rate else state
+
+
+@contextlib.contextmanager
+def tell_how_long(
+  what: str, every: float = _SECONDS_BETWEEN_BEATS
+) -> Iterator[None]:
+  """Log how long the block works, which cannot say how far it is."""
+  ended, start = threading.Event(), time.monotonic()
+
+  def beat() -> None:
+    while not ended.wait(every):
+      logger.info('%s: since %.0f s', what, time.monotonic() - start)
+
+  thread = threading.Thread(target=beat, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
+
+
+def with_progress(
+  items: Iterable[_ItemT], what: str, total: int, unit: str = 'pairs'
+) -> Iterator[_ItemT]:
+  """Pass items on and log how far they are."""
+  progress, unseen = Progress(total, unit, what), 0
+  for item in items:
+    yield item
+    unseen += 1
+    if unseen == _ITEMS_BETWEEN_LOOKS:
+      progress.add(unseen)
+      unseen = 0
+  progress.add(unseen)
+  progress.finish()
+
+
+def log_table(rows: Iterable[Sequence[Any]]) -> str:
+  """Align rows of texts, whole numbers, and shares as percentages."""
+
+  def text(cell: Any) -> str:
+    if isinstance(cell, str):
+      return cell
+    return f'{cell:.1%}' if isinstance(cell, float) else f'{cell:,}'
+
+  return '\n'.join(
+    ' '.join(f'{text(cell):>12}' for cell in row) for row in rows
+  )

@@ -25,7 +25,7 @@ from fusion_jax.data.batching import Batch
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.mixture import mixture_log_probabilities
-from fusion_jax.fusion.plugs import scheme_of
+from fusion_jax.fusion.scheme import scheme_of
 from fusion_jax.models.transformer import (
   ModelOutput,
   Parameters,
@@ -85,6 +85,7 @@ TINY = ModelConfig(
   decoder_layers=3,
   norm_epsilon=1e-6,
   dropout=0.1,
+  initialization='glorot',
 )
 
 
@@ -102,8 +103,6 @@ class FusedModel:
   """A small model with random parameters; its forward pass is compiled once.
 
   Attributes:
-    config: Configuration of the model.
-    model: Transformer.
     parameters: Its parameters, drawn from a normal distribution.
   """
 
@@ -251,15 +250,14 @@ def check_gradients(
   """Check that the gradient is finite and reaches every parameter.
 
   Args:
-    fused: Model to check.
     has_none: Function that returns whether no gradient can reach a parameter,
       from the configuration and the parameter's name, besides those that the
       schemes declare in `no_gradient`. None reaches the biases of keys, which
       the softmax over keys cancels.
   """
   sides: tuple[Side, ...] = 'encoder', 'decoder'
-  schemes = (scheme_of(fused.config, side) for side in sides)
-  declared = [pattern for own in schemes if own for pattern in own.no_gradient]
+  rows = [scheme_of(fused.config, side) for side in sides]
+  declared = [pattern for row in rows for pattern in row.no_gradient]
   gradient = fused.gradient(fused.parameters)
   for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
     name = '/'.join(part.key for part in path)
@@ -298,8 +296,6 @@ def drawn_parameters(
   Nothing is compiled, as the initial parameters are, one operation at a time.
 
   Args:
-    model: Model to draw for.
-    seed: Seed of the numbers.
     scale: Standard deviation.
 
   Returns:
@@ -322,7 +318,6 @@ def assert_close(
   bound of an array is units * eps * max(|theirs|, scale).
 
   Args:
-    ours: Tree of arrays or numbers.
     theirs: What they should be; a tree of the same structure.
     units: Units in the last place, about ten times what is to be expected: a
       sum of n terms moves by sqrt(n), and so do n layers.
@@ -343,11 +338,6 @@ def changing_rows(
   position: int, beam: int, size: int
 ) -> tuple[np.ndarray, Int32[np.ndarray, 'K T']]:
   """Let hypotheses take the next row of a decoding cache at every position.
-
-  Args:
-    position: Position of the step.
-    beam: Number of hypotheses.
-    size: Number of positions of the cache.
 
   Returns:
     The hypothesis in each row at this position, and the rows where the

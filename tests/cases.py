@@ -24,7 +24,7 @@ def _both(norm: str = 'post', **options) -> ModelConfig:
 def norm_for(*schemes: str, wanted: str = 'post') -> str:
   """The wanted norm, or pre-norm where a scheme is not defined for it."""
   rules = [SCHEMES[name] for name in schemes if name in SCHEMES]
-  return wanted if all(wanted in each.norms for each in rules) else 'pre'
+  return wanted if all(wanted in rule.norms for rule in rules) else 'pre'
 
 
 def _plain_schemes() -> dict[str, ModelConfig]:
@@ -52,7 +52,7 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
   'hops': [
     {'independent': 'per_layer', 'norm': 'plain', 'scorer_width': 10},
     {'independent': 'per_hop', 'hops': 2},
-    {'feature_wise': True, 'layer_embedding': False, 'norm': 'none'},
+    {'layer_embedding': False, 'norm': 'none'},
   ],
   'dynamic_combination': [{'hidden': 10}],
   'dynamic_routing': [
@@ -87,26 +87,25 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     {'inference_groups': '1:1'},
   ],
   'transparent': [
-    {'dropout': 0.0, 'weights': 'uniform'},
-    {'feature_wise': True},
+    {'dropout': 0.0, 'feature_wise': True},
     {'dropout_place': 'weights', 'memory_norm': True},
   ],
   'surface_fusion': [
     {'kind': 'hard', 'weight': 0.5, 'combine': 'arithmetic'},
     {'kind': 'soft', 'temperature': 5.0},
     {'kind': 'hard', 'network': True},
-    {'kind': 'learned', 'least': 0.0, 'positions': True},
+    {'kind': 'learned', 'least': 0.0},
   ],
   'dlcl': [
-    {'start': 'one', 'normalize': 'softmax', 'weights': 'vector'},
+    {'start': 'one'},
     {'window': 2, 'frozen': True},
-    {'norms': 'none', 'start': 'top', 'dilation': 2, 'weights': 'vector'},
+    {'norms': 'none', 'start': 'top', 'dilation': 2},
     {'period': 2},
     {'first': 'learned'},
   ],
   'hyper_connections': [
     {'kind': 'static', 'streams': 2},
-    {'kind': 'identity_mix', 'collapse': 'learned'},
+    {'kind': 'identity_mix'},
     {'kind': 'manifold', 'rounds': 3},
   ],
   'attention_residuals': [
@@ -117,8 +116,7 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
   ],
   'mudd': [
     {'ways': 1, 'norms': 'pre_post'},
-    {'norms': 'pre_post', 'hidden_multiple': 8},
-    {'memory_ways': 1},
+    {'norms': 'pre_post', 'memory_ways': 1, 'hidden_multiple': 8},
   ],
   'grn': [
     {'kind': 'scalar', 'ways': 4},
@@ -134,7 +132,7 @@ def _options() -> dict[str, ModelConfig]:
     for number, values in enumerate(every):
       side = SideConfig(name, values)
       sides = {
-        each: without_unread(side, each) for each in SCHEMES[name].modules
+        place: without_unread(side, place) for place in SCHEMES[name].modules
       }
       norm = norm_for(name)
       cases[f'{name}-options-{number}'] = _model(norm=norm, **sides)
@@ -195,7 +193,6 @@ def _attention() -> dict[str, ModelConfig]:
     ),
     'shortcut-author': both('shortcut', 'pre', author_compat=True),
     'shortcut-non_lexical-pre': both('shortcut', 'pre', source='non_lexical'),
-    'shortcut-source_norm': both('shortcut', source_norm='plain', **fused),
     'shortcut-no_source_norm': both(
       'shortcut', 'pre', source='non_lexical', source_norm='none'
     ),
@@ -274,9 +271,7 @@ def _combined() -> dict[str, ModelConfig]:
       _both(fusion='linear'), scan_layers=True, remat=True
     ),
     'scan-hyper': dataclasses.replace(
-      _both('pre', fusion='hyper_connections', options={'collapse': 'learned'}),
-      scan_layers=True,
-      remat=True,
+      _both('pre', fusion='hyper_connections'), scan_layers=True, remat=True
     ),
     'scan-gtrans-transparent': _model(
       encoder=SideConfig(fusion='transparent'),

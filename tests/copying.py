@@ -73,7 +73,12 @@ def make_tokenizer():
 
 def make_run(tokenizer, kind=Copying, parameters=None, language='de'):
   model = ModelConfig(
-    width=16, filter=32, heads=2, encoder_layers=1, decoder_layers=1
+    initialization='glorot',
+    width=16,
+    filter=32,
+    heads=2,
+    encoder_layers=1,
+    decoder_layers=1,
   )
   vocabulary = tokenizer.vocabulary
   return TrainedModel(

@@ -14,7 +14,7 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.data.tokenizer import Tokenizer, train
-from fusion_jax.json_files import sealed
+from fusion_jax.files import sealed
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import directory
 from fusion_jax.runs.checkpoint import Checkpoints, Progress, TrainState

@@ -148,18 +148,6 @@ def test_lines_of_a_file_may_keep_their_ends(model):
   assert model.translate(['the cat\n', 'dogs\r\n'], **_FEW) == plain
 
 
-def test_a_model_says_what_it_is(saved, model):
-  assert repr(model) == (
-    f"TranslationModel({str(saved)!r}, step=2, encoder='none', decoder='none')"
-  )
-
-
-def test_a_translation_has_its_subwords(model):
-  (best, *_), *_ = model.translate_n_best(['the cat sat'], 2, **_FEW)
-  assert len(best.subwords) == len(best.token_log_probabilities)
-  assert ''.join(best.subwords[:-1]).replace('▁', ' ').strip() == best.text
-
-
 # What a user writes; the third statement is wrong.
 _SCRIPT = """
 import fusion_jax
@@ -186,3 +174,15 @@ def test_type_checkers_see_the_types_of_the_package(tmp_path):
   (error, _) = checked.stdout.splitlines()
   assert 'script.py:6: error: Incompatible types in assignment' in error
   assert '"list[str]", variable has type "int"' in error
+
+
+def test_a_model_says_what_it_is(saved, model):
+  assert repr(model) == (
+    f"TranslationModel({str(saved)!r}, step=2, encoder='none', decoder='none')"
+  )
+
+
+def test_a_translation_has_its_subwords(model):
+  (best, *_), *_ = model.translate_n_best(['the cat sat'], 2, **_FEW)
+  assert len(best.subwords) == len(best.token_log_probabilities)
+  assert ''.join(best.subwords[:-1]).replace('▁', ' ').strip() == best.text

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import fusion_jax
-from fusion_jax.__main__ import COMMANDS, main
-from fusion_jax.command import command
+from fusion_jax.__main__ import COMMANDS, command, main
 
 _ROOT = Path(__file__).parents[1]
 

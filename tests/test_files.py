@@ -1,12 +1,14 @@
 """Files that are whole or not there, also when the process is ended."""
 
 import bz2
+import dataclasses
 import gzip
 import lzma
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +16,11 @@ from fusion_jax import files
 from fusion_jax.errors import InputError
 from fusion_jax.files import (
   check_new_folder,
-  open_to_read,
+  open_file,
   open_to_write,
+  parse_json,
+  read_json,
   same_file,
-  unpack_errors,
   whole_file,
   whole_folder,
   write_whole,
@@ -74,33 +77,6 @@ def test_a_link_in_the_way_is_not_followed(tmp_path, monkeypatch):
   with pytest.raises(InputError, match='file: cannot be written: File exists'):
     write_whole(tmp_path / 'file', b'mine')
   assert (tmp_path / 'theirs').read_bytes() == b'theirs'
-
-
-def test_links_that_lead_to_each_other_are_one_line(tmp_path):
-  (tmp_path / 'one').symlink_to(tmp_path / 'two')
-  (tmp_path / 'two').symlink_to(tmp_path / 'one')
-  with pytest.raises(InputError, match='one: cannot be written: Too many'):
-    write_whole(tmp_path / 'one', b'x')
-  with (
-    pytest.raises(InputError, match='cannot be written: Too many'),
-    whole_folder(tmp_path / 'one' / 'folder'),
-  ):
-    pass
-
-
-def test_the_umask_decides_who_may_read(tmp_path):
-  before = os.umask(0o027)
-  try:
-    write_whole(tmp_path / 'file', b'')
-  finally:
-    os.umask(before)
-  assert (tmp_path / 'file').stat().st_mode & 0o777 == 0o640
-
-
-def test_names_as_long_as_the_file_system_takes(tmp_path):
-  write_whole(tmp_path / ('n' * 255), b'new')
-  with pytest.raises(InputError, match='cannot be written: File name too long'):
-    write_whole(tmp_path / ('n' * 256), b'new')
 
 
 def test_a_folder_is_new_or_empty(tmp_path):
@@ -160,7 +136,7 @@ _CONTENT = ''.join(f'line {i}\n' for i in range(1_000)).encode()
 
 
 def _read(path):
-  with unpack_errors(path), open_to_read(path) as file:
+  with open_file(path) as file:
     return file.read()
 
 
@@ -170,8 +146,6 @@ def test_the_name_says_how_a_file_is_read(tmp_path, suffix):
   with _OPENERS[suffix](path, 'wb') as file:
     file.write(_CONTENT)
   assert _read(path) == _CONTENT
-  with open_to_read(path) as file:
-    assert sum(1 for _ in file) == 1_000
 
 
 @pytest.mark.parametrize('suffix', _OPENERS)
@@ -200,12 +174,68 @@ def test_damage_is_one_line_with_the_name(tmp_path, suffix):
     _read(path)
 
 
-def test_nothing_is_left_of_a_file_that_failed(tmp_path):
-  def fail():
-    with open_to_write(tmp_path / 'text.gz') as file:
-      file.write(b'half')
-      raise KeyboardInterrupt
+@dataclasses.dataclass
+class _Shape:
+  name: str
+  sizes: list[int] = dataclasses.field(default_factory=list)
 
-  with pytest.raises(KeyboardInterrupt):
-    fail()
-  assert not list(tmp_path.iterdir())
+
+def _refusal(read, *arguments) -> str:
+  with pytest.raises(InputError) as raised:
+    read(*arguments)
+  assert '\n' not in str(raised.value)
+  return str(raised.value)
+
+
+def test_what_fits_is_handed_on_whole():
+  text = '{"name": "\\ud83d\\ude00", "more": [1.5, null]}'
+  found = {'name': '😀', 'more': [1.5, None]}
+  assert parse_json(text, 'here', _Shape) == found
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', 'here: not JSON: '),
+    ('{"name": ', 'here: not JSON: '),
+    (b'\xff', 'here: not JSON: '),
+    ('9' * 5_000, 'here: not JSON: '),
+    ('[' * 100_000, 'here: nested too deep'),
+    ('{"a": [1, NaN]}', 'here: not JSON: '),
+    ('{"a": 1e999}', 'here: not JSON: '),
+    ('{"a": "\\ud800"}', 'here: not JSON: '),
+    ('[]', 'here: must be an object, got []'),
+    ('{}', 'here: name: is missing'),
+    ('{"name": 3}', 'here: name: must be text, got 3'),
+    ('{"name": "a", "sizes": {}}', 'here: sizes: must be a list, got {}'),
+    (
+      '{"name": "a", "sizes": [1, "x"]}',
+      "here: sizes.1: must be a whole number, got 'x'",
+    ),
+  ],
+)
+def test_what_does_not_fit_is_named(text, message):
+  assert _refusal(parse_json, text, 'here', _Shape).startswith(message)
+
+
+def test_a_file_is_named(tmp_path):
+  missing = tmp_path / 'none'
+  assert f'{missing}: cannot be read: ' in _refusal(read_json, missing)
+
+
+@pytest.mark.parametrize('place', ['/dev/zero', '/'])
+def test_what_is_no_file_is_not_read(place):
+  said = 'is a folder, a pipe or a device, not a file'
+  assert _refusal(read_json, Path(place)) == f'{place}: {said}'
+
+
+def test_links_that_lead_to_each_other_are_one_line(tmp_path):
+  (tmp_path / 'one').symlink_to(tmp_path / 'two')
+  (tmp_path / 'two').symlink_to(tmp_path / 'one')
+  with pytest.raises(InputError, match='one: cannot be written: Too many'):
+    write_whole(tmp_path / 'one', b'x')
+  with (
+    pytest.raises(InputError, match='cannot be written: Too many'),
+    whole_folder(tmp_path / 'one' / 'folder'),
+  ):
+    pass

@@ -1,5 +1,6 @@
-"""Scores against values worked out by hand."""
+"""Scores worked out by hand, and what language codes say of words."""
 
+import logging
 from typing import get_args
 
 import pytest
@@ -8,8 +9,12 @@ from sacrebleu.tokenizers import tokenizer_spm
 
 from fusion_jax.config.decoding import BleuTokenizer
 from fusion_jax.errors import InputError
-from fusion_jax.languages import words_of
-from fusion_jax.metrics import corpus_scores, metrics_for, signature_of
+from fusion_jax.metrics import (
+  corpus_scores,
+  metrics_for,
+  signature_of,
+  words_of,
+)
 
 HYPOTHESES = ['the cat sat on the mat', 'a dog barks']
 REFERENCES = ['the cat sat on a mat', 'a dog barks loudly.']
@@ -39,24 +44,15 @@ def test_chrf_of_one_word():
 
 @pytest.mark.parametrize(
   ('language', 'tokenizer'),
-  [('de', '13a'), ('zh', 'zh'), ('zh_CN', 'zh'), ('ja', 'ja-mecab')],
+  [('zh_CN', 'zh'), ('ja', 'ja-mecab'), (words_of('de', 'char'), 'char')],
 )
 def test_tokenizer_of_the_language(language, tokenizer):
   # Four words or characters at least, so that 4-grams exist.
-  line = '私は黒い猫がとても好きです。' if language != 'de' else 'a b c d'
+  line = '私は黒い猫がとても好きです。'
   scores = corpus_scores([line], [line], language)
   assert f'|tok:{tokenizer}' in scores.bleu_signature
   assert scores.bleu == pytest.approx(100)
   assert scores.chrf == pytest.approx(100)
-
-
-def test_another_tokenizer_can_be_chosen():
-  chosen = corpus_scores(['ab c'], ['ab d'], words_of('de', 'char'))
-  assert '|tok:char|' in chosen.bleu_signature
-  assert (
-    '|asian:yes'
-    in signature_of(metrics_for(words_of('jpn', 'char'))['TER'], 1).format()
-  )
 
 
 def test_a_tokenizer_that_cannot_be_had_is_one_line(monkeypatch, tmp_path):
@@ -83,19 +79,52 @@ def test_lines_must_correspond():
 def test_metrics_of_a_language():
   metrics = metrics_for('ja_JP')
   assert list(metrics) == ['BLEU', 'chrF2', 'TER']
-  assert '|tok:ja-mecab' in signature_of(metrics['BLEU'], 1).format()
-  assert (
-    '|norm:yes|punct:yes|asian:yes' in signature_of(metrics['TER'], 1).format()
-  )
-  assert (
-    '|norm:no|punct:yes|asian:no'
-    in signature_of(metrics_for('')['TER'], 1).format()
-  )
-  assert (
-    signature_of(metrics_for('de')['BLEU'], 3)
-    .format()
-    .startswith('nrefs:3|case:mixed')
-  )
+  plain = metrics_for('de')
+  for metric, references, part in (
+    (metrics['BLEU'], 1, '|tok:ja-mecab'),
+    (metrics['TER'], 1, '|norm:yes|punct:yes|asian:yes'),
+    (plain['TER'], 1, '|norm:no|punct:yes|asian:no'),
+    (plain['BLEU'], 3, 'nrefs:3|case:mixed'),
+  ):
+    assert part in signature_of(metric, references).format()
   # Two of three characters are right; as words there would be none.
   score = metrics['TER'].corpus_score(['黒犬だ'], [['黒猫だ']])
   assert score.num_edits == 1
+
+
+@pytest.mark.parametrize(
+  ('tokenizer', 'between', 'codes'),
+  [
+    (
+      'zh',
+      '',
+      'zh zho chi cmn zh_CN zh-TW zh-Hant-HK zho_Hans zho_Hant cmn_Hans yue '
+      'yue_Hant wuu lzh zh_classical',
+    ),
+    ('ja-mecab', '', 'ja jpn jpn_Jpan ja_JP ja-JP jpn_Hira'),
+    ('ko-mecab', ' ', 'ko kor kor_Hang ko_KR'),
+    ('char', '', 'th tha tha_Thai lo lao lao_Laoo km khm_Khmr my mya_Mymr bur'),
+    ('13a', ' ', 'en eng_Latn de deu ger pt_BR sr_latn zho_Latn vie_Latn hi'),
+  ],
+)
+def test_every_code_of_a_language_says_the_same(
+  tokenizer, between, codes, caplog
+):
+  caplog.set_level(logging.INFO)
+  for code in codes.split():
+    assert words_of(code)[:2] == (tokenizer, between), code
+  assert words_of('') == words_of('en')
+  assert not caplog.records
+
+
+def test_an_unknown_code_is_logged_once(caplog):
+  caplog.set_level(logging.INFO)
+  assert words_of('xq_unknown') == words_of('xq_unknown') == words_of('en')
+  (message,) = caplog.messages
+  assert message.startswith("language 'xq_unknown' is unknown: ")
+  assert 'BLEU is 13a' in message
+
+
+def test_a_tokenizer_replaces_that_of_the_language():
+  assert words_of('th', 'flores200')[:2] == ('flores200', '')
+  assert words_of(words_of('ja'), 'spm')[:2] == ('spm', '')

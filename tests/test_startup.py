@@ -1,6 +1,8 @@
-"""What a program does before JAX starts."""
+"""What a program does before JAX starts, and how it ends."""
 
+import contextlib
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -9,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fusion_jax.command import command
-from fusion_jax.startup import keep_compiled, lasting_imports, use_huge_pages
+from fusion_jax import startup
+from fusion_jax.__main__ import command
+from fusion_jax.errors import CheckFailed, InputError
+from fusion_jax.startup import (
+  keep_compiled,
+  lasting_imports,
+  one_line_errors,
+  restart_tuned,
+)
 
 _ROOT = Path(__file__).parents[1]
 
@@ -30,35 +39,6 @@ def test_compiled_programs_are_kept_in_the_cache_folder(environment, tmp_path):
   assert (tmp_path / 'fusion_jax' / 'compiled').is_dir()
   # The guide says 4 GiB.
   assert environment['JAX_COMPILATION_CACHE_MAX_SIZE'] == '4294967296'
-
-
-def test_the_cache_makes_room(tmp_path):
-  """Of two programs that do not fit together the later one stays."""
-  code = 'import jax; [jax.jit(lambda x: x + n)(1.0) for n in range(8)]'
-  bound = {
-    'JAX_COMPILATION_CACHE_DIR': str(tmp_path),
-    'JAX_COMPILATION_CACHE_MAX_SIZE': '20000',
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-  }
-  subprocess.run(
-    [sys.executable, '-c', code], env=os.environ | bound, check=True
-  )
-  kept = [path.stat().st_size for path in tmp_path.glob('*-cache')]
-  assert 0 < sum(kept) <= 20_000
-
-
-def test_a_folder_of_the_users_own_is_left(environment):
-  environment['JAX_COMPILATION_CACHE_DIR'] = 'mine'
-  keep_compiled()
-  assert environment['JAX_COMPILATION_CACHE_DIR'] == 'mine'
-  assert 'JAX_COMPILATION_CACHE_MAX_SIZE' not in environment
-
-
-def test_without_a_folder_nothing_is_kept(environment, tmp_path):
-  Path(tmp_path / 'file').write_text('')
-  environment['XDG_CACHE_HOME'] = str(tmp_path / 'file')
-  keep_compiled()
-  assert 'JAX_COMPILATION_CACHE_DIR' not in environment
 
 
 def test_what_is_imported_is_left_out_of_collections():
@@ -101,12 +81,6 @@ run_program(main)
   assert 'loop is closed' not in done.stderr
 
 
-def test_an_import_that_fails_leaves_the_collector_running():
-  with pytest.raises(ImportError), lasting_imports():
-    raise ImportError
-  assert gc.isenabled()
-
-
 # How a program ends: `main` is what differs.
 _PROGRAM = """
 import os
@@ -123,16 +97,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def main(argv):
   {}
 
-startup.use_huge_pages = lambda: None
+startup.restart_tuned = lambda: None
 startup.run_program(main)
 """
 
 
-def run(main, python=sys.executable, **variables):
+def run(main, stdout=subprocess.PIPE, **variables):
   return subprocess.run(
-    [python, '-c', _PROGRAM.format(main), 'läufe'],
+    [sys.executable, '-c', _PROGRAM.format(main), 'läufe'],
     env=os.environ | {'PYTHONPATH': str(_ROOT)} | variables,
-    capture_output=True,
+    stdout=stdout,
+    stderr=subprocess.PIPE,
     timeout=60,
   )
 
@@ -154,11 +129,6 @@ def run(main, python=sys.executable, **variables):
       130,
       'error: interrupted\n',
     ),
-    (
-      'raise MemoryError("Unable to allocate 3 TiB")',
-      1,
-      'failed: not enough memory: Unable to allocate 3 TiB\n',
-    ),
     # A thread of Orbax that fails after the error that ends the program.
     (
       'threading.Timer(0.5, lambda: 1 / 0).start(); raise OSError(28, "Full")',
@@ -170,6 +140,59 @@ def run(main, python=sys.executable, **variables):
 def test_the_last_line_says_how_a_program_ended(main, code, error):
   ended = run(main)
   assert (ended.returncode, ended.stderr.decode()) == (code, error)
+
+
+@pytest.mark.parametrize(
+  ('error', 'code', 'line'),
+  [
+    (InputError('a flag'), 2, 'error: a flag'),
+    (CheckFailed('a check'), 1, 'failed: a check'),
+    (KeyboardInterrupt(), 130, 'error: interrupted'),
+    (FileNotFoundError(2, 'No such file', '/none'), 2, 'error: /none: No such'),
+    (MemoryError('no 3 TiB'), 1, 'failed: not enough memory: no 3 TiB'),
+  ],
+)
+def test_a_line_and_an_exit_code(error, code, line, capsys):
+  @one_line_errors
+  def main():
+    raise error
+
+  assert main() == code
+  (printed,) = capsys.readouterr().err.splitlines()
+  assert printed.startswith(line)
+
+
+def test_our_bugs_keep_their_traceback():
+  with pytest.raises(ZeroDivisionError):
+    one_line_errors(lambda: 1 / 0)()
+
+
+@pytest.mark.parametrize(
+  ('unbuffered', 'text'), [('', "'x'"), ('1', "'x'"), ('', "'x' * 99_999")]
+)
+def test_a_full_stdout(unbuffered, text):
+  with open('/dev/full', 'wb') as full:
+    ended = run(f'print({text})', stdout=full, PYTHONUNBUFFERED=unbuffered)
+  assert ended.returncode == 2
+  assert ended.stderr == (
+    b'error: stdout or an open file: No space left on device\n'
+  )
+
+
+def test_a_reader_that_is_gone():
+  reader, writer = os.pipe()
+  os.close(reader)
+  with contextlib.closing(os.fdopen(writer, 'wb', 0)) as gone:
+    ended = run("print('x' * 9_999_999)", stdout=gone)
+  assert (ended.returncode, ended.stderr) == (141, b'')
+
+
+def test_a_closed_stdout():
+  program = [sys.executable, '-c', _PROGRAM.format("print('x')")]
+  ended = subprocess.run(
+    ['sh', '-c', 'exec "$@" >&-', 'sh', *program], stderr=subprocess.PIPE
+  )
+  assert (ended.returncode, ended.stderr) == (0, b'')
 
 
 def test_paths_and_streams_are_utf8_in_any_locale():
@@ -188,7 +211,7 @@ def test_a_program_that_may_not_be_restarted_goes_on(monkeypatch):
 
   monkeypatch.setattr(os, 'execve', refuse)
   monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
-  use_huge_pages()
+  restart_tuned()
   # Ctrl-C would have waited for the new program, and reaches the old one.
   assert masks == [{signal.SIGINT}]
   assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
@@ -196,11 +219,11 @@ def test_a_program_that_may_not_be_restarted_goes_on(monkeypatch):
 
 def test_the_command_imports_nothing_before_it_handles_ctrl_c():
   code = """
-import sys, fusion_jax.command
+import sys, fusion_jax.__main__
 print([name for name in sys.modules if name.startswith('fusion_jax')])
 """
   names = subprocess.check_output([sys.executable, '-c', code], text=True)
-  assert names == "['fusion_jax', 'fusion_jax.command']\n"
+  assert names == "['fusion_jax', 'fusion_jax.__main__']\n"
 
 
 @pytest.mark.parametrize(
@@ -222,3 +245,37 @@ def test_ctrl_c_that_is_ignored_stays_so(monkeypatch, before, meanwhile):
   finally:
     signal.signal(signal.SIGINT, outside)
   assert seen == [meanwhile]
+
+
+@pytest.mark.parametrize(
+  ('total', 'done', 'line', 'last'),
+  [
+    (None, 1, '1 line, ', '1 line, '),
+    (None, 2, '2 lines, ', '2 lines, '),
+    (1, 1, '1 of 1 line, ', '1 line, '),
+    (1_200, 1, '1 of 1,200 lines, ', '1 line, '),
+  ],
+)
+def test_one_is_singular(caplog, monkeypatch, total, done, line, last):
+  caplog.set_level(logging.INFO)
+  monkeypatch.setattr(startup, '_SECONDS_BETWEEN_LINES', 0)
+  progress = startup.Progress(total, 'lines')
+  progress.add(done)
+  progress.finish()
+  for message, start in zip(caplog.messages, (line, last), strict=True):
+    assert message.startswith(start)
+
+
+def test_the_cache_makes_room(tmp_path):
+  """Of two programs that do not fit together the later one stays."""
+  code = 'import jax; [jax.jit(lambda x: x + n)(1.0) for n in range(8)]'
+  bound = {
+    'JAX_COMPILATION_CACHE_DIR': str(tmp_path),
+    'JAX_COMPILATION_CACHE_MAX_SIZE': '20000',
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  }
+  subprocess.run(
+    [sys.executable, '-c', code], env=os.environ | bound, check=True
+  )
+  kept = [path.stat().st_size for path in tmp_path.glob('*-cache')]
+  assert 0 < sum(kept) <= 20_000

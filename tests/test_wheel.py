@@ -64,7 +64,7 @@ def test_it_has_every_config_and_the_command(wheel):
   with zipfile.ZipFile(wheel) as archive:
     names = set(archive.namelist())
     (points,) = (n for n in names if n.endswith('entry_points.txt'))
-    assert b'fusion-jax = fusion_jax.command:command' in archive.read(points)
+    assert b'fusion-jax = fusion_jax.__main__:command' in archive.read(points)
   for path in (_ROOT / 'configs').glob('*.py'):
     assert f'fusion_jax/configs/{path.name}' in names
   for path in (_ROOT / 'fusion_jax').rglob('*'):

@@ -64,7 +64,7 @@ def numbers(
   corpora = {'': setting['corpus']} | setting['others']
   for name, corpus in corpora.items():
     folder = common.RESULTS / 'comparison' / corpus
-    for path in folder.glob(f'*/{setting["norm"]}/*.json'):
+    for path in sorted(folder.glob(f'*/{setting["norm"]}/*.json')):
       result = json.loads(path.read_text())
       is_plain = result['scheme'] == BASELINE
       if result['phase'] in ('plain', 'scratch') and (is_plain or not name):

@@ -2,7 +2,7 @@
 
 Nothing is retrained: the part is left out at inference, in the teacher-forced
 pass and in every step of the search. One program serves all ablations, because
-the masks are inputs (`fusion_jax.layers.ablation_masks`).
+the masks are inputs (`fusion_jax.layers.context`).
 
 Of the groups of GTRANS also BLEU of every single group k:k, and of the mixtures
 a:N of the highest groups; Yang et al. (TASLP 2022), Table VI.
@@ -24,9 +24,9 @@ from fusion_jax.analysis.view import SIDES, Numbers
 from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.data.batching import Batch
-from fusion_jax.fusion import plugs
-from fusion_jax.fusion.gtrans import group_count, groups_of
-from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
+from fusion_jax.fusion.gtrans import groups_of
+from fusion_jax.fusion.scheme import predictions_of, scheme_of
+from fusion_jax.layers.context import AblationMasks, with_masks
 from fusion_jax.models.losses import LossSums
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.training.gradients import batch_loss
@@ -84,14 +84,15 @@ def ablated(
 def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
   grouped = config.side(side).fusion == 'gtrans'
   depth, (first, last) = config.layers(side), (0, 0)
-  if side == 'decoder' and plugs.prediction_count(config):
-    depth = plugs.inference_depth(config)
-    first, last = plugs.predictions_kept(config)
+  mixed = predictions_of(config) if side == 'decoder' else None
+  if mixed is not None:
+    depth, (first, last) = mixed.layers, mixed.kept
   elif grouped:
-    last = group_count(config, side)
+    last = len(groups_of(config, side))
   for number in range(1, depth + 1):
     yield Ablation(side, 'layer', number)
-  read = [n for n in plugs.layers_fused(config, side) if n <= depth]
+  numbers = scheme_of(config, side).layers_read(config, side)
+  read = [n for n in numbers if n <= depth]
   # A layer that is read alone is not aggregated, but a dense connection adds it
   # to the layer's own output. A group of the encoder is read as its last layer.
   least = 1 if config.side(side).fusion == 'dense' else 2
@@ -105,8 +106,8 @@ def _of_side(config: ModelConfig, side: Side) -> Iterable[Ablation]:
 
 def _whole(config: ModelConfig, side: Side) -> AblationMasks:
   layers = config.layers(side)
-  groups = plugs.prediction_count(config) if side == 'decoder' else 0
-  sizes = layers, layers + 1, groups
+  mixed = predictions_of(config) if side == 'decoder' else None
+  sizes = layers, layers + 1, 0 if mixed is None else mixed.total
   return AblationMasks(*(np.ones(size, bool) for size in sizes))
 
 
@@ -230,7 +231,7 @@ def _cost(row: Mapping[str, Any]) -> float:
 def group_scores(analysed: RunWithText) -> Numbers:
   """Measure BLEU with every single group, and without the lowest groups."""
   run = analysed.run
-  count = group_count(run.config.model, 'decoder')
+  count = len(groups_of(run.config.model, 'decoder'))
   single = [f'{k}:{k}' for k in range(1, count + 1)]
   pruned = [f'{a}:{count}' for a in range(1, count + 1)]
   scores = {}

@@ -45,14 +45,13 @@ from fusion_jax.analysis.tags import TaggedText, tagged_text
 from fusion_jax.analysis.view import SIDES, Numbers, finite_or_nan, nullable
 from fusion_jax.config import Side
 from fusion_jax.errors import InputError
-from fusion_jax.files import AppendedFile, write_errors
-from fusion_jax.json_files import parse_json
+from fusion_jax.files import AppendedFile, parse_json, write_errors
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
   initial_parameters,
 )
-from fusion_jax.progress import Progress
+from fusion_jax.startup import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,13 @@ from jaxtyping import Int32
 from fusion_jax.analysis import TextChoice
 from fusion_jax.config import Side
 from fusion_jax.config.serialization import to_dict
-from fusion_jax.data.text_files import read_pairs
+from fusion_jax.data.corpora import read_files
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.decoding.ensemble import load_chosen
 from fusion_jax.decoding.sentences import line_ids
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.systems import translate
-from fusion_jax.files import read_errors
-from fusion_jax.json_files import file_digest
+from fusion_jax.files import file_digest, read_errors
 from fusion_jax.metrics import Scores, corpus_scores
 from fusion_jax.runs.directory import read_metrics, read_validation
 from fusion_jax.runs.loading import TrainedModel
@@ -69,7 +68,7 @@ class RunWithText:
   def lines(self) -> tuple[tuple[str, str], ...]:
     """Source and target lines."""
     if self.choice.source:
-      pairs = read_pairs(Path(self.choice.source), Path(self.choice.target))
+      pairs = read_files(Path(self.choice.source), Path(self.choice.target))
     else:
       (direction,) = self.run.config.data.all_directions
       pairs = read_validation(self.workdir, direction.name)

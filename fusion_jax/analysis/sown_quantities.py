@@ -39,8 +39,8 @@ from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.errors import InputError
 from fusion_jax.fusion.gtrans import groups_of, log_group_weights
 from fusion_jax.fusion.mixture import at_positions
-from fusion_jax.fusion.plugs import layers_fused
 from fusion_jax.fusion.routing import coupling_diversity, coupling_entropy
+from fusion_jax.fusion.scheme import scheme_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,9 @@ def hop_attention(analysed: RunWithText) -> Numbers:
   sentences = _sentence_attention(analysed, pairs, sides)
   return {
     side: {
-      'layers': [f'H[{n}]' for n in layers_fused(config, side)],
+      'layers': [
+        f'H[{n}]' for n in scheme_of(config, side).layers_read(config, side)
+      ],
       'mean': totals[side].means.T.tolist(),
       'positions': int(totals[side].counts[0]),
       'sentences': [

@@ -26,10 +26,9 @@ from fusion_jax.errors import InputError
 from fusion_jax.fusion import mudd
 from fusion_jax.fusion.dlcl import predecessors
 from fusion_jax.fusion.grn import apart
+from fusion_jax.fusion.inputs import WAYS
 from fusion_jax.fusion.linear import block_norms
-from fusion_jax.fusion.plugs import layers_fused, scheme_of
-from fusion_jax.fusion.scheme import DeclaredView
-from fusion_jax.fusion.streams import WAYS
+from fusion_jax.fusion.scheme import DeclaredView, scheme_of
 
 _SUBLAYERS = 'self_attention', 'cross_attention', 'feed_forward'
 _DECLARED = 'layer_weights'
@@ -89,7 +88,8 @@ class Stack(NamedTuple):
   @property
   def fused(self) -> tuple[str, ...]:
     """Names of the layers that the scheme reads."""
-    return _names('H', layers_fused(self.config, self.side))
+    scheme = scheme_of(self.config, self.side)
+    return _names('H', scheme.layers_read(self.config, self.side))
 
 
 Reader = Callable[[Stack], Iterator[Weights]]
@@ -193,8 +193,7 @@ def _streams(stack: Stack) -> Iterator[Weights]:
 
 def _outputs(stack: Stack) -> Iterator[Weights]:
   """Yield the weights of attention residuals, as means over the heads."""
-  options = stack.options.options
-  first = 0 if options.kind == 'replace' or options.embedding else 1
+  first = 0 if stack.options.options.kind == 'replace' else 1
   for reader, inside in _residuals(stack):
     if 'attention' in inside:
       values = inside['attention']['weights'].mean(-1)
@@ -278,16 +277,13 @@ def _static(stack: Stack) -> Iterator[Weights]:
 
 
 def _dlcl(stack: Stack) -> Iterator[Weights]:
-  """Yield the weights w_lk after layer l, averaged over features."""
+  """Yield the weights w_lk after layer l."""
   weights = np.asarray(stack.tree['connection']['weights'])
   options, count = stack.options.options, len(weights)
   read = predecessors(count, options.window, options.dilation, options.period)
   for layer, mask in enumerate(read, start=1):
-    chosen = weights[layer - 1, mask]
-    if options.normalize == 'softmax':
-      chosen = np.asarray(jax.nn.softmax(chosen, axis=0))
     values = np.full(count, np.nan)
-    values[mask] = chosen.reshape(len(chosen), -1).mean(1)
+    values[mask] = weights[layer - 1, mask]
     reader = f'layer {layer}' if layer < count else 'output'
     yield Weights('weights', reader, _names('H', range(count)), values)
 
@@ -315,10 +311,7 @@ ROWS: Mapping[str, Row] = {
   'em_routing': Row(_shares),
   'attention_residuals': Row(_outputs),
   'hyper_connections': Row(
-    _streams,
-    constant=lambda side: (
-      side.options.kind == 'static' and side.options.collapse == 'mean'
-    ),
+    _streams, constant=lambda side: side.options.kind == 'static'
   ),
 }
 
@@ -332,8 +325,7 @@ def row_of(config: ModelConfig, side: Side) -> Row:
       return Row(stored=row.stored)
     return row._replace(stored=None) if row.layers else row
   declared = {
-    view: functools.partial(_declared, view=view)
-    for view in (() if scheme is None else scheme.views)
+    view: functools.partial(_declared, view=view) for view in scheme.views
   }
   return Row(
     declared.get('position_weights'),

@@ -24,8 +24,7 @@ from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.view import Numbers, View, ViewResult, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_errors, write_whole
-from fusion_jax.json_files import read_json
+from fusion_jax.files import read_json, write_errors, write_whole
 
 # Titles, papers and words of the views by name.
 _FILE = importlib.resources.files(__package__).joinpath('views.toml')

@@ -34,7 +34,7 @@ from fusion_jax.decoding.score import Scored
 from fusion_jax.decoding.translate import Translation
 from fusion_jax.decoding.views import Internals, View, Viewer
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import parse_json
+from fusion_jax.files import parse_json
 from fusion_jax.runs.loading import TrainedModel
 
 # Number of faults that a message names.

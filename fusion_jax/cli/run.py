@@ -37,11 +37,15 @@ from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.errors import CheckFailed, InputError, first_line
-from fusion_jax.languages import words_of
-from fusion_jax.metrics import bleu_for, check_line_counts, corpus_scores
+from fusion_jax.metrics import (
+  bleu_for,
+  check_line_counts,
+  corpus_scores,
+  words_of,
+)
 from fusion_jax.parallel.processes import is_first
-from fusion_jax.progress import Progress
 from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.startup import Progress
 
 logger = logging.getLogger(__name__)
 

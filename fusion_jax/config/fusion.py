@@ -164,7 +164,7 @@ class SideConfig:
   start: Literal['fresh', 'baseline'] = 'fresh'
   """'baseline': new parameters start so that the model computes what it would
   without the fusion: as identity maps where that is exact, otherwise behind
-  gates that start at 0 (fusion_jax/fusion/starts.py)."""
+  gates that start at 0."""
 
   input_norm: Literal['auto', 'none', 'per_layer'] = 'auto'
   """Whether every layer that is fused has a norm of its own; 'auto': with
@@ -203,12 +203,12 @@ class SideConfig:
   @property
   def owns_residual(self) -> bool:
     """Whether sublayers are added in a way of the scheme's own."""
-    return bool(self.scheme and self.scheme.residual)
+    return bool(self.scheme and 'residual' in self.scheme.plugs.values())
 
   @property
   def ways(self) -> int:
     """Number of sums that a layer reads; several are its keys and values."""
-    return self.scheme.ways(self.options) if self.scheme else 1
+    return getattr(self.options, 'ways', 1)
 
 
 def unread_options(config: SideConfig, side: Side) -> list[str]:

@@ -141,9 +141,7 @@ DOU_2019: Mapping[str, Row] = {
   'em_routing_encoder': encoder('em_routing'),
   'em_routing_decoder': decoder('em_routing'),
   # Each capsule reads its own layer instead of all layers.
-  'em_routing_own_layer': both_sides(
-    'em_routing', vote_projection='block', context='own'
-  ),
+  'em_routing_own_layer': both_sides('em_routing', vote_projection='block'),
 }
 
 

@@ -12,7 +12,7 @@ import pydantic
 from fusion_jax.bounds import adapter, first_fault, shown
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import read_json
+from fusion_jax.files import read_json
 
 # Format of run directories: what is written, and the only one that is read. It
 # goes up when an older version must not read them, or the other way round.

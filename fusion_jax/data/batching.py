@@ -6,18 +6,19 @@ is cut into whole batches of one shape each. Axis letters: B rows, S source and
 T target positions, N examples of the corpus.
 """
 
-import collections
+import dataclasses
+import functools
 import logging
 import math
-import threading
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Array, Bool, Int, Int16, Int32
+from jaxtyping import Array, Int, Int16, Int32
 
 from fusion_jax.config import BatchConfig
 from fusion_jax.errors import InputError
+from fusion_jax.startup import log_table
 
 logger = logging.getLogger(__name__)
 
@@ -60,46 +61,24 @@ class Batch(NamedTuple):
   target_segments: Int32[np.ndarray | Array, 'B T'] | None = None
 
 
-@runtime_checkable
-class Example(Protocol):
-  """Pair of sentences as subword ids, both ending in the end symbol."""
-
-  @property
-  def source(self) -> Int32[np.ndarray, ' S']: ...
-
-  @property
-  def target(self) -> Int32[np.ndarray, ' T']: ...
-
-
-@runtime_checkable
-class Epoch(Protocol):
-  """Batches of one epoch; `EpochPlan` implements it."""
-
-  @property
-  def batches(self) -> int: ...
-
-  def batch(
-    self, index: int
-  ) -> tuple[Shape, Int32[np.ndarray, ' rows *K']]: ...
-
-
-class EpochPlan(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class EpochPlan:
   """Batches of one epoch.
 
-  Batch b consists of the examples `order[starts[b] : starts[b + 1]]` and has
-  the shape `shapes[shape_ids[b]]`.
+  Batch b has the examples `order[starts[b] : starts[b + 1]]` and the shape
+  `shapes[shape_ids[b]]`.
   """
 
   shapes: tuple[Shape, ...]
   order: Int32[np.ndarray, ' N']
-  starts: Int[np.ndarray, ' batches+1']
   shape_ids: Int[np.ndarray, ' batches']
+  starts: Int[np.ndarray, ' batches+1']
 
   @property
   def batches(self) -> int:
     return len(self.shape_ids)
 
-  def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, ' rows']]:
+  def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, ' rows *K']]:
     """Return the shape of a batch and its examples (at most `rows`)."""
     first, last = self.starts[index], self.starts[index + 1]
     return self.shapes[self.shape_ids[index]], self.order[first:last]
@@ -108,6 +87,20 @@ class EpochPlan(NamedTuple):
     """Count all slots of the epoch's batches, padding rows included."""
     sizes = np.array([shape.rows * shape.slots for shape in self.shapes])
     return int(sizes[self.shape_ids].sum())
+
+  def table(self, lengths: Int32[np.ndarray, 'N 2']) -> str:
+    """Format the shapes as a table for the log."""
+    sizes = np.diff(self.starts)
+    tokens = np.add.reduceat(lengths[self.order].sum(axis=1), self.starts[:-1])
+    names = 'rows', 'source', 'target', 'batches', 'examples', 'real tokens'
+    rows: list[Sequence[Any]] = [names]
+    for index, shape in enumerate(self.shapes):
+      own = self.shape_ids == index
+      share = sizes[own].sum() / sizes.sum()
+      slots = max(own.sum() * shape.rows * shape.slots, 1)
+      rows.append((*shape, own.sum(), share, tokens[own].sum() / slots))
+    real = tokens.sum() / self.slots()
+    return log_table([*rows, ('all', '', '', self.batches, 1.0, real)])
 
 
 class TrainingPlan:
@@ -130,10 +123,8 @@ class TrainingPlan:
     assert (self._assignment >= 0).all(), 'an example fits no shape'
     unshuffled = np.arange(len(lengths), dtype=np.int32)
     self.batches_per_epoch = self._group(unshuffled).batches
-    self._lock = threading.Lock()
-    self._epochs: collections.OrderedDict[int, Epoch] = (
-      collections.OrderedDict()
-    )
+    # Several threads ask for an epoch batch by batch.
+    self.epoch = functools.lru_cache(maxsize=2)(self._shuffled)
 
   def batch(
     self, step: int
@@ -142,32 +133,30 @@ class TrainingPlan:
     epoch, index = divmod(step, self.batches_per_epoch)
     return epoch, *self.epoch(epoch).batch(index)
 
-  def epoch(self, epoch: int) -> Epoch:
-    """Return the plan of an epoch. Thread-safe; keeps the last two used."""
-    with self._lock:
-      if epoch not in self._epochs:
-        while len(self._epochs) > 1:
-          self._epochs.popitem(last=False)
-        self._epochs[epoch] = self._shuffled(epoch)
-      self._epochs.move_to_end(epoch)
-      return self._epochs[epoch]
-
   def _group(self, order: Int32[np.ndarray, ' N']) -> EpochPlan:
     return plan_epoch(order, self._assignment, self.shapes)
 
-  def _shuffled(self, epoch: int) -> Epoch:
-    return self._shuffled_rows(epoch)
-
-  def _shuffled_rows(self, epoch: int) -> EpochPlan:
+  def _shuffled(self, epoch: int) -> EpochPlan:
+    """Return the plan of an epoch."""
     bits = np.random.Philox(np.random.SeedSequence((self._seed, epoch)))
     plan = self._group(_permutation(bits, len(self._assignment)))
     batch_order = _permutation(bits, plan.batches)
-    sizes = np.diff(plan.starts)[batch_order]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    # Element e of the new order stood at e - new start + old start.
-    moved = np.repeat(plan.starts[batch_order] - starts[:-1], sizes)
-    order = plan.order[np.arange(len(plan.order)) + moved]
-    return EpochPlan(self.shapes, order, starts, plan.shape_ids[batch_order])
+    order, starts = reordered(plan.order, plan.starts, batch_order)
+    shape_ids = plan.shape_ids[batch_order]
+    return EpochPlan(self.shapes, order, shape_ids, starts)
+
+
+def reordered(
+  values: Int32[np.ndarray, ' N'],
+  starts: Int[np.ndarray, ' starts'],
+  order: Int[np.ndarray, ' runs'],
+) -> tuple[Int32[np.ndarray, ' N'], Int[np.ndarray, ' starts']]:
+  """Put runs of values, which begin at `starts`, into another order."""
+  sizes = np.diff(starts)[order]
+  new_starts = np.concatenate([[0], np.cumsum(sizes)])
+  # Element e of the new order stood at e - new start + old start.
+  moved = np.repeat(starts[order] - new_starts[:-1], sizes)
+  return values[np.arange(len(values)) + moved], new_starts
 
 
 def choose_shapes(
@@ -258,41 +247,48 @@ def plan_epoch(
   return EpochPlan(
     shapes,
     np.concatenate(queues),
-    np.concatenate([[0], np.cumsum(sizes)]),
     np.repeat(np.arange(len(shapes)), counts),
+    np.concatenate([[0], np.cumsum(sizes)]),
   )
 
 
-def assemble(examples: Sequence[Example], shape: Shape) -> Batch:
-  """Pad examples with 0 to a batch."""
-  assert len(examples) <= shape.rows, f'{len(examples)} examples for {shape}'
-  sources, source_lengths = _pad(
-    [example.source for example in examples], shape.rows, shape.source
-  )
-  targets, target_lengths = _pad(
-    [example.target for example in examples], shape.rows, shape.target
-  )
-  return Batch(sources, targets, source_lengths, target_lengths)
+def assemble(
+  examples: Sequence[Any],
+  shape: Shape,
+  counts: Int[np.ndarray, ' B'] | None = None,
+) -> Batch:
+  """Pad examples, pairs of ids `source` and `target`, with 0 to a batch.
+
+  Row b holds the next `counts[b]` of them side by side; without counts it holds
+  one.
+  """
+  per_row = np.ones(len(examples), int) if counts is None else counts
+  assert len(per_row) <= shape.rows, f'{len(per_row)} examples for {shape}'
+  row = np.repeat(np.arange(len(per_row)), per_row)
+  number = np.arange(len(row)) - (np.cumsum(per_row) - per_row)[row] + 1
+  sides, segments = [], []
+  for ids, width in (
+    ([pair.source for pair in examples], shape.source),
+    ([pair.target for pair in examples], shape.target),
+  ):
+    sizes = np.array([len(sentence) for sentence in ids], np.int64)
+    lengths = np.bincount(row, sizes, shape.rows).astype(np.int32)
+    sides.append((_filled(lengths, width, ids), lengths))
+    if counts is not None:
+      segments.append(_filled(lengths, width, [np.repeat(number, sizes)]))
+  (source, source_lengths), (target, target_lengths) = sides
+  return Batch(source, target, source_lengths, target_lengths, *segments)
 
 
-def shape_table(lengths: Int32[np.ndarray, 'N 2'], plan: EpochPlan) -> str:
-  """Format the shapes as a table for the log."""
-  sizes = np.diff(plan.starts)
-  tokens = np.append(np.cumsum(lengths[plan.order].sum(axis=1)), 0)
-  batch_tokens = np.diff(np.append(0, tokens[plan.starts[1:] - 1]))
-  header = ('rows', 'source', 'target', 'batches', 'examples', 'real tokens')
-  lines = [''.join(f'{name:>12}' for name in header)]
-  for index, shape in enumerate(plan.shapes):
-    own = plan.shape_ids == index
-    slots = max(int(own.sum()) * shape.rows * shape.slots, 1)
-    lines.append(
-      ''.join(f'{size:>12,}' for size in (*shape, own.sum()))
-      + f'{sizes[own].sum() / max(len(plan.order), 1):>12.1%}'
-      + f'{batch_tokens[own].sum() / slots:>12.1%}'
-    )
-  real = batch_tokens.sum() / max(plan.slots(), 1)
-  lines.append(f'{"all":>36}{plan.batches:>12,}{1:>12.1%}{real:>12.1%}')
-  return '\n'.join(lines)
+def _filled(
+  lengths: Int32[np.ndarray, ' B'], width: int, values: Sequence[np.ndarray]
+) -> Int32[np.ndarray, 'B L']:
+  """Put values into rows of these lengths, one after the other; 0 is left."""
+  assert lengths.max() <= width, f'{lengths.max()} ids for {width}'
+  rows = np.zeros((len(lengths), width), np.int32)
+  if values:
+    rows[np.arange(width) < lengths[:, None]] = np.concatenate(values)
+  return rows
 
 
 def batch_rows(
@@ -410,16 +406,3 @@ def _permutation(bits: np.random.Philox, size: int) -> Int32[np.ndarray, ' N']:
   """
   keys = bits.random_raw(size)
   return np.argsort(keys, kind='stable').astype(np.int32)
-
-
-def _pad(
-  sentences: Sequence[Int32[np.ndarray, ' _']], rows: int, width: int
-) -> tuple[Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B']]:
-  lengths = np.zeros(rows, np.int32)
-  lengths[: len(sentences)] = [len(sentence) for sentence in sentences]
-  assert lengths.max(initial=0) <= width, f'{lengths.max()} ids for {width}'
-  padded = np.zeros((rows, width), np.int32)
-  keep_mask: Bool[np.ndarray, 'B L'] = np.arange(width) < lengths[:, None]
-  if sentences:
-    padded[keep_mask] = np.concatenate(sentences)
-  return padded, lengths

@@ -1,6 +1,11 @@
-"""Encoding of pairs of lines as ids, plain or in a random segmentation.
+"""Encoding of pairs of lines as records of ids, plain or randomly segmented.
 
-Chunks of pairs are encoded in any process.
+A record is a `tf.train.Example` of four byte strings, as TFDS writes them.
+Ids are little-endian int32, so that reading is a view of the bytes and takes
+two microseconds. A feature that a split does not use is empty.
+
+Chunks of pairs are encoded in any process, which also says why a training pair
+is dropped.
 """
 
 import dataclasses
@@ -11,49 +16,103 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow_datasets as tfds
 from jaxtyping import Bool, Int32
+from tensorflow_datasets.proto import tf_example_pb2
 
 from fusion_jax.config import FilterConfig
-from fusion_jax.data import filtering, records
-from fusion_jax.data.records import Example, serialised
 from fusion_jax.data.tokenizer import Tokenizer, normalised
 
-SOURCE, TARGET = 0, 1
+EMPTY = 'empty'
+TOO_LONG = 'too long'
+LENGTH_RATIO = 'length ratio'
+DUPLICATE = 'duplicate'
+REASONS = (EMPTY, TOO_LONG, LENGTH_RATIO, DUPLICATE)
 
+# Pairs with no side longer than this are not tested for their length ratio: a
+# name or an exclamation may well be three times as long in translation.
+_RATIO_FREE_LENGTH = 10
 # Segmentations drawn to find out how long a line may become.
 _MEASURED_DRAWS = 3
 # Draws of a segmentation before the plain one is used.
 _DRAWS = 4
 
+Texts = tuple[str, str]
+
+
+class Example(NamedTuple):
+  """Ids of a pair, each side ending in the end symbol; no start symbol."""
+
+  source: Int32[np.ndarray, 'S']
+  target: Int32[np.ndarray, 'T']
+
+
+_NO_IDS = Example(np.zeros([0], np.int32), np.zeros([0], np.int32))
+
+
+def features() -> tfds.features.FeaturesDict:
+  """Return the TFDS features of a record."""
+  ids = tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes')
+  text = tfds.features.Text()
+  return tfds.features.FeaturesDict(
+    {'source': ids, 'target': ids, 'source_text': text, 'target_text': text}
+  )
+
+
+def serialised(ids: Example = _NO_IDS, texts: Texts = ('', '')) -> bytes:
+  """Return a record: `features` written as TFDS does, in a sixth of its time.
+
+  Its fields are sorted, so that the same pair is the same record everywhere.
+  """
+  record = tf_example_pb2.Example()
+  fields = record.features.feature
+  for name, side, text in zip(('source', 'target'), ids, texts, strict=True):
+    fields[name].bytes_list.value.append(side.tobytes())
+    fields[f'{name}_text'].bytes_list.value.append(text.encode())
+  return record.SerializeToString(deterministic=True)
+
+
+def ids_of(record: bytes) -> Example:
+  """Return the ids of a serialised record; empty if it holds text alone."""
+  source, target = _values(record, 'source', 'target')
+  return Example(
+    np.frombuffer(source, np.int32), np.frombuffer(target, np.int32)
+  )
+
+
+def texts_of(record: bytes) -> Texts:
+  """Return the source and target line of a record; empty if it has none."""
+  source, target = _values(record, 'source_text', 'target_text')
+  return source.decode(), target.decode()
+
+
+def _values(record: bytes, *names: str) -> list[bytes]:
+  fields = tf_example_pb2.Example.FromString(record).features.feature
+  return [fields[name].bytes_list.value[0] for name in names]
+
 
 @dataclasses.dataclass(frozen=True)
 class PairEncoder:
-  """Tokenizers of the two sides and their sampling.
+  """Tokenizers of source and target, and the `alpha` of their sampling.
 
-  Attributes:
-    tokenizers: Tokenizers of source and target.
-    alphas: `alpha` of `Tokenizer.sample` for source and target; 0 means no
-      sampling.
+  An alpha is that of `Tokenizer.sample`; 0 means no sampling.
   """
 
   tokenizers: tuple[Tokenizer, Tokenizer]
   alphas: tuple[float, float] = (0.0, 0.0)
 
-  def encode(self, texts: tuple[str, str]) -> Example:
-    """Return the plain segmentation of both lines."""
-    return Example(*(self._plain(texts[side], side) for side in (0, 1)))
+  def encode(self, pairs: Sequence[Texts]) -> list[Example]:
+    """Return the plain segmentations of pairs."""
+    sides = enumerate(zip(*pairs, strict=True))
+    return list(map(Example, *(self._plain(*side) for side in sides)))
 
-  def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Example]:
-    """Encode many pairs at once; see `encode`."""
-    sides = []
-    for lines, tokenizer in zip(
-      zip(*pairs, strict=True), self.tokenizers, strict=True
-    ):
-      end = [tokenizer.vocabulary.end]
-      sides.append(
-        [np.array(ids + end, np.int32) for ids in tokenizer.encode_lines(lines)]
-      )
-    return [Example(*both) for both in zip(*sides, strict=True)]
+  def _plain(
+    self, side: int, lines: Sequence[str]
+  ) -> list[Int32[np.ndarray, ' _']]:
+    tokenizer = self.tokenizers[side]
+    end = [tokenizer.vocabulary.end]
+    encoded = tokenizer.encode_lines(lines)
+    return [np.array(ids + end, np.int32) for ids in encoded]
 
   def unknown(self, examples: Sequence[Example]) -> Int32[np.ndarray, 'N 2']:
     """Return the numbers of unknown source and target subwords of examples."""
@@ -68,41 +127,34 @@ class PairEncoder:
     return np.stack(counts, axis=1)
 
   def sample(
-    self,
-    texts: tuple[str, str],
-    seed: tuple[int, int],
-    max_lengths: tuple[int, int],
+    self, texts: Texts, seed: tuple[int, int], max_lengths: tuple[int, int]
   ) -> Example:
     """Draw a random segmentation of both lines that is not too long."""
-    ids = []
-    for side in (SOURCE, TARGET):
-      draws = (self._draw(texts[side], side, seed, k) for k in range(_DRAWS))
-      fitting = (draw for draw in draws if len(draw) <= max_lengths[side])
-      drawn = next(fitting, None) if self.alphas[side] else None
-      ids.append(self._plain(texts[side], side) if drawn is None else drawn)
-    return Example(*ids)
+    sides = []
+    for side, alpha in enumerate(self.alphas):
+      draws = (self._draw(texts, side, seed, k) for k in range(_DRAWS))
+      fitting = (ids for ids in draws if len(ids) <= max_lengths[side])
+      drawn = next(fitting, None) if alpha else None
+      sides += self._plain(side, [texts[side]]) if drawn is None else [drawn]
+    return Example(*sides)
 
   def longest(
-    self, texts: tuple[str, str], plain: Sequence[int], seed: tuple[int, int]
-  ) -> tuple[int, int]:
+    self, texts: Texts, plain: Sequence[int], seed: tuple[int, int]
+  ) -> list[int]:
     """Return the lengths to expect of a pair whose segmentation is sampled."""
-    lengths = []
-    for side in (SOURCE, TARGET):
-      draws = range(_MEASURED_DRAWS if self.alphas[side] else 0)
-      drawn = [len(self._draw(texts[side], side, seed, k)) for k in draws]
-      lengths.append(max([plain[side], *drawn]))
-    return lengths[SOURCE], lengths[TARGET]
-
-  def _plain(self, text: str, side: int) -> Int32[np.ndarray, 'S']:
-    tokenizer = self.tokenizers[side]
-    ids = tokenizer.encode(text)
-    return np.array([*ids, tokenizer.vocabulary.end], np.int32)
+    lengths = list(plain)
+    for side, alpha in enumerate(self.alphas):
+      for k in range(_MEASURED_DRAWS if alpha else 0):
+        drawn = len(self._draw(texts, side, seed, k))
+        lengths[side] = max(lengths[side], drawn)
+    return lengths
 
   def _draw(
-    self, text: str, side: int, seed: tuple[int, int], draw: int
+    self, texts: Texts, side: int, seed: tuple[int, int], draw: int
   ) -> Int32[np.ndarray, 'S']:
     tokenizer = self.tokenizers[side]
-    ids = tokenizer.sample(text, self.alphas[side], _mixed(*seed, side, draw))
+    mixed = _mixed(*seed, side, draw)
+    ids = tokenizer.sample(texts[side], self.alphas[side], mixed)
     return np.array([*ids, tokenizer.vocabulary.end], np.int32)
 
 
@@ -112,38 +164,42 @@ def _mixed(first: int, second: int, side: int, draw: int) -> int:
   return int.from_bytes(hashlib.blake2b(packed, digest_size=4).digest())
 
 
-_NO_IDS = Example(records.NO_IDS, records.NO_IDS)
-_NO_TEXTS = ('', '')
-
-
 class RawChunk(NamedTuple):
-  """Consecutive pairs of a direction."""
+  """Consecutive pairs of a direction, for training or held out."""
 
   direction: str
-  pairs: list[tuple[str, str]]
+  train: bool
+  pairs: list[Texts]
 
 
 class EncodedChunk(NamedTuple):
   """Pairs that are encoded; every field has an entry for each of them.
 
-  Attributes:
-    records: Serialised records.
-    lengths: Source and target lengths in subwords.
-    unknown: Numbers of unknown source and target subwords.
-    reasons: Why a pair is dropped; None if it is kept.
-    keys: Hashes of the texts, if repetitions are to be dropped.
+  `reasons` say why a pair is dropped, None that it is kept. `keys` are hashes
+  of the texts, if repetitions are to be dropped.
   """
 
   records: list[bytes]
   lengths: Int32[np.ndarray, 'N 2']
   unknown: Int32[np.ndarray, 'N 2']
   reasons: list[str | None]
-  keys: list[int]
+  keys: list[bytes]
 
   @property
   def usable(self) -> Bool[np.ndarray, 'N']:
     """Which pairs are kept."""
     return np.array([reason is None for reason in self.reasons])
+
+  def mark_repetitions(self, seen: set[bytes]) -> None:
+    """Mark what repeats a pair that is kept, here or seen before.
+
+    The set, of about 100 bytes a pair, grows with the corpus.
+    """
+    for number, key in enumerate(self.keys):
+      if self.reasons[number] is None:
+        if key in seen:
+          self.reasons[number] = DUPLICATE
+        seen.add(key)
 
 
 class KeptChunk(NamedTuple):
@@ -157,67 +213,64 @@ class KeptChunk(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ChunkEncoder:
-  """Encoder of chunks of any direction.
-
-  Attributes:
-    encoders: Encoder of each direction, by its name.
-    limits: Which training pairs are dropped.
-  """
+  """Encoder of chunks of any direction, and limits of training pairs."""
 
   encoders: Mapping[str, PairEncoder]
   limits: FilterConfig
 
-  def train(self, chunk: RawChunk) -> EncodedChunk:
-    """Encode training pairs; those that are sampled are stored as text."""
-    encoder = self.encoders[chunk.direction]
-    texts = list(map(normalised, chunk.pairs))
-    examples = encoder.encode_pairs(texts)
-    lengths = _lengths(examples)
-    stored = (
-      [(_NO_IDS, pair) for pair in texts]
-      if any(encoder.alphas)
-      else [(ids, _NO_TEXTS) for ids in examples]
-    )
-    return EncodedChunk(
-      list(itertools.starmap(serialised, stored)),
-      lengths,
-      encoder.unknown(examples),
-      [
-        filtering.reason(pair, both, self.limits)
-        for pair, both in zip(texts, lengths.tolist(), strict=True)
-      ],
-      list(map(filtering.key, texts)) if self.limits.drop_duplicates else [],
-    )
+  def encode(self, chunk: RawChunk) -> EncodedChunk:
+    """Encode pairs; those that are sampled or held out are stored as text.
 
-  def held_out(self, chunk: RawChunk) -> EncodedChunk:
-    """Encode pairs of 'valid' or 'test', which keep their text as it stands."""
+    What is held out keeps its text as it stands, because that is scored.
+    """
     encoder = self.encoders[chunk.direction]
     texts = list(map(normalised, chunk.pairs))
-    examples = encoder.encode_pairs(texts)
-    lengths = _lengths(examples)
+    examples = encoder.encode(texts)
+    lengths = np.array([tuple(map(len, ids)) for ids in examples], np.int32)
+    limits, no_ids = self.limits, itertools.repeat(_NO_IDS)
+    if not chunk.train:
+      stored = map(serialised, examples, chunk.pairs)
+      limits = FilterConfig(max_length=limits.max_length)
+    elif any(encoder.alphas):
+      stored = map(serialised, no_ids, texts)
+    else:
+      stored = map(serialised, examples)
+    reasons = map(reason, texts, lengths.tolist(), itertools.repeat(limits))
     return EncodedChunk(
-      list(map(serialised, examples, chunk.pairs)),
+      list(stored),
       lengths,
       encoder.unknown(examples),
-      [
-        filtering.unusable(pair, both, self.limits.max_length)
-        for pair, both in zip(texts, lengths.tolist(), strict=True)
-      ],
-      [],
+      list(reasons),
+      list(map(_key, texts)) if limits.drop_duplicates else [],
     )
 
   def longest(self, chunk: KeptChunk) -> KeptChunk:
     """Return sampled pairs with the lengths to expect."""
     encoder = self.encoders[chunk.direction]
     longest = [
-      encoder.longest(records.texts(record), plain, (row, 0))
-      for row, (record, plain) in enumerate(
-        zip(chunk.records, chunk.lengths.tolist(), strict=True), chunk.row
+      encoder.longest(texts_of(record), plain, (chunk.row + number, 0))
+      for number, (record, plain) in enumerate(
+        zip(chunk.records, chunk.lengths.tolist(), strict=True)
       )
     ]
     lengths = np.array(longest, np.int32).reshape(-1, 2)
     return chunk._replace(lengths=np.minimum(lengths, self.limits.max_length))
 
 
-def _lengths(examples: Sequence[Example]) -> Int32[np.ndarray, 'N 2']:
-  return np.array([(len(s), len(t)) for s, t in examples], np.int32)
+def reason(
+  texts: Texts, lengths: Sequence[int], limits: FilterConfig
+) -> str | None:
+  """Return the reason why a pair is dropped, whatever the others are."""
+  shorter, longer = sorted(lengths)
+  if not all(texts):
+    return EMPTY
+  if longer > limits.max_length:
+    return TOO_LONG
+  ratio = limits.max_length_ratio
+  if ratio and longer > max(_RATIO_FREE_LENGTH, ratio * shorter):
+    return LENGTH_RATIO
+  return None
+
+
+def _key(texts: Texts) -> bytes:
+  return hashlib.blake2b('\n'.join(texts).encode(), digest_size=8).digest()

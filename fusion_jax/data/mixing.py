@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int32
 
 from fusion_jax.config import DataConfig
+from fusion_jax.startup import log_table
 
 # Separates the draws of this module from others with the same seed.
 _STREAM = 2
@@ -55,13 +56,7 @@ def apportioned(
 
 
 class _Rounds(NamedTuple):
-  """Slots of one corpus whose blocks have the same size.
-
-  Attributes:
-    corpus: Number of the corpus.
-    first: First slot.
-    blocks: Examples; each row lists the choices of one slot.
-  """
+  """Slots of a corpus, from `first` on; a row of blocks has one's choices."""
 
   corpus: int
   first: int
@@ -71,9 +66,7 @@ class _Rounds(NamedTuple):
 class Mixture:
   """Slots of an epoch and the examples in them.
 
-  Attributes:
-    lengths: Room in each slot for source and target, int32 [M, 2].
-    counts: Number of slots of each corpus, at least 1.
+  `lengths` is the room in each slot, `counts` the slots of each corpus.
   """
 
   def __init__(
@@ -148,27 +141,26 @@ def training_mixture(
 ) -> Mixture:
   """Build the mixture that a config asks for."""
   weights = {
-    direction.name: float(direction.weight) for direction in data.all_directions
+    direction.name: direction.weight for direction in data.all_directions
   }
   sizes = list(directions.values())
   own = [weights[name] for name in directions]
-  parts = shares(sizes, own, float(data.mixing_temperature))
+  parts = shares(sizes, own, data.mixing_temperature)
   return Mixture(lengths, sizes, parts, seed)
 
 
 def mixture_table(directions: Mapping[str, int], mixture: Mixture) -> str:
   """Format each direction's pairs, share and number of passes as a line."""
-  header = ('direction', 'pairs', 'an epoch', 'share', 'passes')
-  lines = [''.join(f'{name:>12}' for name in header)]
   total = mixture.counts.sum()
-  for (name, size), count in zip(
-    directions.items(), mixture.counts, strict=True
-  ):
-    lines.append(
-      f'{name:>12}{size:>12,}{count:>12,}{count / total:>12.1%}'
-      f'{count / size:>12.2f}'
+  rows = [
+    (name, size, count, count / total, f'{count / size:.2f}')
+    for (name, size), count in zip(
+      directions.items(), mixture.counts, strict=True
     )
-  return '\n'.join(lines)
+  ]
+  return log_table(
+    [('direction', 'pairs', 'an epoch', 'share', 'passes'), *rows]
+  )
 
 
 def _blocks(

@@ -8,7 +8,7 @@ lengths, R rows, B rows of a batch, K largest number of pairs in one of its
 rows, S source and T target positions of a row.
 """
 
-from collections.abc import Sequence
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +16,14 @@ from jaxtyping import Bool, Float, Int, Int32, UInt64
 
 from fusion_jax.config import BatchConfig
 from fusion_jax.data.batching import (
-  Batch,
   EpochPlan,
-  Example,
   Shape,
   TrainingPlan,
   batch_rows,
+  reordered,
   warn_if_larger,
 )
-from fusion_jax.errors import InputError
+from fusion_jax.startup import log_table
 
 # A row has room for at least this number of pairs of mean length. With fewer,
 # the room left in a row too often has a length that no pair has.
@@ -32,11 +31,7 @@ _PAIRS_A_ROW = 4
 
 
 class Rows(NamedTuple):
-  """Lengths of the pairs in each row.
-
-  Row r has the places `starts[r]` to `starts[r + 1] - 1`, and place p holds a
-  pair of the lengths `lengths[p]`.
-  """
+  """Row r holds pairs of the lengths `lengths[starts[r] : starts[r + 1]]`."""
 
   starts: Int[np.ndarray, ' R+1']
   lengths: Int32[np.ndarray, 'N 2']
@@ -47,25 +42,18 @@ def choose_packed_shape(
 ) -> Shape:
   """Choose the shape of packed batches.
 
-  The two sides of a row are in proportion to those of the corpus, with room
-  for the longest sentences and for four pairs of mean length, or for as many
-  pairs as a configured side holds. Among rows up to half longer than that,
-  those are chosen with which a batch of `config.tokens` slots holds the most
-  pairs, and among nearly equal ones the shortest.
+  Sides in proportion to those of the corpus, with room for the longest pair and
+  for four pairs of mean length, or for as many as a configured side holds.
+  Of rows up to half longer, the shortest with which a batch of `config.tokens`
+  slots holds nearly the most pairs.
   """
   mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
   given = np.array([config.packed_source, config.packed_target])
   wanted = (given / mean).max() if given.any() else _PAIRS_A_ROW
   least = max((longest / mean).max(), wanted) * mean
   sources, targets = (
-    _sides(name, int(own), int(most), int(fewest), config.length_multiple)
-    for name, own, most, fewest in zip(
-      ('packed_source', 'packed_target'),
-      given,
-      longest,
-      np.ceil(least),
-      strict=True,
-    )
+    _sides(int(own), int(fewest), config.length_multiple)
+    for own, fewest in zip(given, np.ceil(least), strict=True)
   )
   shape = _densest(sources, targets, mean, config, devices)
   warn_if_larger(shape, config.tokens)
@@ -94,16 +82,9 @@ def _densest(
   return Shape(int(rows[s, t]), int(sources[s]), int(targets[t]))
 
 
-def _sides(
-  name: str, given: int, longest: int, least: int, multiple: int
-) -> Int[np.ndarray, ' sides']:
+def _sides(given: int, least: int, multiple: int) -> Int[np.ndarray, ' sides']:
   """List the lengths that one side of a row may have."""
   if given:
-    if given < longest:
-      raise InputError(
-        f'config.data.batch.{name}: must be 0 (chosen) or at least {longest}, '
-        f'the longest sentence of the corpus, got {given}'
-      )
     return np.array([given])
   first, last = (-(-size // multiple) for size in (least, least + least // 2))
   return np.arange(first, last + 1) * multiple
@@ -133,11 +114,7 @@ def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
 
 
 class _Cells:
-  """Different pairs of lengths that are left, the longest first.
-
-  Attributes:
-    lengths: Source and target length of each.
-  """
+  """Different pairs of lengths that are left, the longest first."""
 
   def __init__(
     self, lengths: Int32[np.ndarray, 'N 2'], room: Int[np.ndarray, '2']
@@ -208,38 +185,39 @@ class _Cells:
 _RANDOM_BITS = 32
 
 
-class PackedEpoch(NamedTuple):
-  """Batches of one epoch of packed rows.
+@dataclasses.dataclass(frozen=True)
+class PackedEpoch(EpochPlan):
+  """Batches of one epoch of packed rows, which are the examples of its plan.
 
-  Attributes:
-    rows: Rows of each batch, in the order of the batches.
-    places: Examples of each row, row by row, in the same order.
-    starts: Row r of that order holds `places[starts[r] : starts[r + 1]]`.
+  Row r holds the examples `places[row_starts[r] : row_starts[r + 1]]`.
   """
 
-  rows: EpochPlan
-  places: Int32[np.ndarray, ' N']
-  starts: Int[np.ndarray, ' R+1']
+  places: Int32[np.ndarray, ' examples']
+  row_starts: Int[np.ndarray, ' N+1']
 
-  @property
-  def batches(self) -> int:
-    return self.rows.batches
-
-  def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, 'B K']]:
-    """Return the shape of a batch and the examples of its rows."""
-    shape = self.rows.shapes[0]
-    first, last = self.rows.starts[index], self.rows.starts[index + 1]
-    starts = self.starts[first : last + 1]
+  def batch(self, index: int) -> tuple[Shape, Int32[np.ndarray, ' rows *K']]:
+    """Return the shape of a batch and the examples of its rows; -1: none."""
+    shape, own = super().batch(index)
+    first = self.starts[index]
+    starts = self.row_starts[first : first + len(own) + 1]
     counts = np.zeros(shape.rows, np.int64)
-    counts[: last - first] = np.diff(starts)
+    counts[: len(own)] = np.diff(starts)
     examples = np.full((shape.rows, counts.max()), -1, np.int32)
     taken: Bool[np.ndarray, 'B K'] = np.arange(counts.max()) < counts[:, None]
     examples[taken] = self.places[starts[0] : starts[-1]]
     return shape, examples
 
-  def slots(self) -> int:
-    """Count all slots of the epoch's batches, padding rows included."""
-    return self.rows.slots()
+  def table(self, lengths: Int32[np.ndarray, 'N 2']) -> str:
+    """Format the packed shape as a table for the log."""
+    (shape,) = self.shapes
+    sides = np.array([shape.source, shape.target]) * shape.rows * self.batches
+    tokens = np.asarray(lengths).sum(axis=0, dtype=np.int64)
+    pairs = f'{len(self.places) / len(self.order):.1f}'
+    shares = *(tokens / sides), tokens.sum() / sides.sum()
+    heads = 'rows', 'source', 'target', 'batches', 'pairs a row'
+    shares_of = 'source real', 'target real', 'real tokens'
+    row = *shape, self.batches, pairs, *shares
+    return log_table([(*heads, *shares_of), row])
 
 
 class PackedPlan(TrainingPlan):
@@ -260,58 +238,14 @@ class PackedPlan(TrainingPlan):
     super().__init__(totals.astype(np.int32), (shape,), seed)
 
   def _shuffled(self, epoch: int) -> PackedEpoch:
-    rows = self._shuffled_rows(epoch)
+    plan = super()._shuffled(epoch)
     entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(2,))
     bits = np.random.Philox(entropy).random_raw(len(self._cells))
     keys: UInt64[np.ndarray, ' N'] = self._cells | (bits >> (64 - _RANDOM_BITS))
     places = np.empty(len(keys), np.int32)
     places[self._by_cell] = np.argsort(keys, kind='stable')
-    sizes = np.diff(self._row_starts)[rows.order]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    # A place of the new order stood at place - new start + old start.
-    moved = np.repeat(self._row_starts[rows.order] - starts[:-1], sizes)
-    return PackedEpoch(rows, places[np.arange(len(places)) + moved], starts)
-
-
-def assemble_packed(
-  examples: Sequence[Example], counts: Int[np.ndarray, ' B'], shape: Shape
-) -> Batch:
-  """Put examples side by side into rows, padded with 0."""
-  row = np.repeat(np.arange(len(counts)), counts)
-  number = np.arange(len(row)) - (np.cumsum(counts) - counts)[row] + 1
-  sources, source_lengths, source_segments = _side_by_side(
-    [example.source for example in examples], row, number, shape.source, shape
-  )
-  targets, target_lengths, target_segments = _side_by_side(
-    [example.target for example in examples], row, number, shape.target, shape
-  )
-  return Batch(
-    sources,
-    targets,
-    source_lengths,
-    target_lengths,
-    source_segments,
-    target_segments,
-  )
-
-
-def packing_table(lengths: Int32[np.ndarray, 'N 2'], plan: PackedEpoch) -> str:
-  """Format the packed shape as a table for the log."""
-  shape, batches = plan.rows.shapes[0], plan.batches
-  sides = np.array([shape.source, shape.target]) * shape.rows * batches
-  tokens = np.asarray(lengths).sum(axis=0, dtype=np.int64)
-  shares = (*(tokens / sides), tokens.sum() / sides.sum())
-  pairs = len(plan.places) / (len(plan.starts) - 1)
-  names = 'rows', 'source', 'target', 'batches', 'pairs a row'
-  heads = (*names, 'source real', 'target real', 'real tokens')
-  return '\n'.join(
-    (
-      ''.join(f'{head:>13}' for head in heads),
-      ''.join(f'{size:>13,}' for size in (*shape, batches))
-      + f'{pairs:>13.1f}'
-      + ''.join(f'{share:>13.1%}' for share in shares),
-    )
-  )
+    places, row_starts = reordered(places, self._row_starts, plan.order)
+    return PackedEpoch(**vars(plan), places=places, row_starts=row_starts)
 
 
 def _cells(
@@ -320,24 +254,3 @@ def _cells(
   """Map each pair of lengths to one number."""
   source, target = lengths.astype(np.uint64).T
   return source * np.uint64(shape.target + 1) + target
-
-
-def _side_by_side(
-  sentences: Sequence[Int32[np.ndarray, ' _']],
-  row: Int[np.ndarray, ' M'],
-  number: Int[np.ndarray, ' M'],
-  width: int,
-  shape: Shape,
-) -> tuple[
-  Int32[np.ndarray, 'B L'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B L']
-]:
-  """Return the ids, the lengths of the rows and the segments of one side."""
-  sizes = np.array([len(sentence) for sentence in sentences], np.int64)
-  lengths = np.bincount(row, sizes, shape.rows).astype(np.int32)
-  assert lengths.max() <= width, f'{lengths.max()} ids for {width}'
-  ids, segments = np.zeros((2, shape.rows, width), np.int32)
-  kept: Bool[np.ndarray, 'B L'] = np.arange(width) < lengths[:, None]
-  if sentences:
-    ids[kept] = np.concatenate(sentences)
-    segments[kept] = np.repeat(number, sizes)
-  return ids, lengths, segments

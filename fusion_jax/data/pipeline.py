@@ -8,7 +8,7 @@ only its own rows of it.
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import grain
 import jax
@@ -17,44 +17,11 @@ from jaxtyping import Int32
 
 from fusion_jax.config import BatchConfig
 from fusion_jax.data import batching
-from fusion_jax.data.batching import (
-  Batch,
-  EpochPlan,
-  Example,
-  Shape,
-  TrainingPlan,
-)
+from fusion_jax.data.batching import Batch, Shape, TrainingPlan
 from fusion_jax.data.mixing import Mixture
-from fusion_jax.data.packing import (
-  PackedEpoch,
-  PackedPlan,
-  assemble_packed,
-  choose_packed_shape,
-  packing_table,
-)
+from fusion_jax.data.packing import PackedPlan, choose_packed_shape
 
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Split(Protocol):
-  """Examples of a corpus by index; `prepared.Split` implements it."""
-
-  @property
-  def lengths(self) -> Int32[np.ndarray, 'N 2']:
-    """Source and target subwords of each example, end symbols included."""
-    ...
-
-  def __len__(self) -> int: ...
-
-  def __getitems__(self, indices: Sequence[int]) -> Sequence[Example]: ...
-
-  def sample(self, index: int, seed: int) -> Example:
-    """Return the example in a random segmentation, within its lengths.
-
-    The segmentations of two seeds are independent, even of adjacent seeds.
-    """
-    ...
 
 
 def training_shapes(
@@ -74,7 +41,7 @@ class TrainingBatches:
 
   def __init__(
     self,
-    split: Split,
+    split: Any,
     shapes: tuple[Shape, ...],
     seed: int,
     process_index: int = 0,
@@ -83,7 +50,7 @@ class TrainingBatches:
     mixture: Mixture | None = None,
     packing: bool = False,
   ):
-    """Plan the batches."""
+    """Plan the batches of a split, a `prepared.Split` or what is like it."""
     self._lengths = split.lengths if mixture is None else mixture.lengths
     if packing:
       (shape,) = shapes
@@ -103,23 +70,17 @@ class TrainingBatches:
   def __getitem__(self, step: int) -> Batch:
     epoch, shape, slots = self.plan.batch(step)
     shape, slots = _share(shape, slots, *self._process)
-    if not self._packing:
-      return batching.assemble(self._shown(epoch, slots), shape)
     taken = slots >= 0
-    shown = self._shown(epoch, slots[taken])
-    return assemble_packed(shown, taken.sum(axis=1), shape)
+    counts = taken.sum(axis=1) if self._packing else None
+    return batching.assemble(self._shown(epoch, slots[taken]), shape, counts)
 
   def table(self) -> str:
     """Format the shapes and their shares of real tokens as a table."""
-    first = self.plan.epoch(0)
-    if isinstance(first, PackedEpoch):
-      return packing_table(self._lengths, first)
-    assert isinstance(first, EpochPlan)
-    return batching.shape_table(self._lengths, first)
+    return self.plan.epoch(0).table(self._lengths)
 
   def _shown(
-    self, epoch: int, slots: Int32[np.ndarray, ' rows']
-  ) -> Sequence[Example]:
+    self, epoch: int, slots: Int32[np.ndarray, ' examples']
+  ) -> Sequence[Any]:
     indices = self.examples(epoch, slots)
     if not self._sampling:
       return self._split.__getitems__(indices.tolist())
@@ -149,10 +110,8 @@ def training_iterator(
 ) -> grain.DatasetIterator[Batch]:
   """Iterate over the training batches on the devices, read ahead by threads.
 
-  The iterator's state is the position after the last batch taken from it,
-  whatever has been read ahead. The state fits `grain.checkpoint.CheckpointSave`
-  and is restored without reading the earlier batches. Call `close()` at the
-  end.
+  The iterator's state is the position after the last batch taken from it, which
+  is restored without reading earlier batches. Call `close()` at the end.
   """
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
   dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
@@ -188,16 +147,14 @@ def to_device(
 
 
 def evaluation_batches(
-  split: Split,
+  split: Any,
   shapes: tuple[Shape, ...],
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:
   """Yield every example once, in a fixed order, as batches on the host.
 
-  Examples that fit no shape are left out, and their number is logged. Shapes
-  from `choose_shapes(split.lengths, config, devices, max_length)` leave out
-  the examples longer than max_length and no others.
+  Examples that fit no shape are left out, and their number is logged.
   """
   assignment = batching.assign_shapes(split.lengths, shapes)
   order = np.flatnonzero(assignment >= 0).astype(np.int32)

@@ -1,22 +1,25 @@
 """Subword tokenizers: SentencePiece models, trained here or given.
 
-Every line of text is normalised before anything else.
-
 Unigram language models follow Kudo (2018), https://arxiv.org/abs/1804.10959;
 byte-pair encoding follows Sennrich et al. (2016),
 https://arxiv.org/abs/1508.07909.
 """
 
+import bisect
+import copy
 import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import logging
+import math
+import random
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import regex
@@ -24,9 +27,10 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from fusion_jax.config import TokenizerConfig
-from fusion_jax.data.sampling import SubwordSampler
 from fusion_jax.errors import InputError
-from fusion_jax.files import check_regular
+from fusion_jax.files import check_regular, read_errors
+
+logger = logging.getLogger(__name__)
 
 # Control characters end a line for some readers; U+2581 is the character that
 # SentencePiece writes for a space.
@@ -75,13 +79,9 @@ _TOO_SMALL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Facts about a tokenizer that a model needs.
+  """Size of a vocabulary, and the ids of symbols that a model needs.
 
-  Attributes:
-    size: Number of ids, which are 0 .. size - 1.
-    start: Id that the decoder reads before the first target subword.
-    end: Id after the last subword of a line.
-    unknown: Id of text that no piece covers.
+  The decoder reads `start` before the first target subword.
   """
 
   size: int
@@ -93,17 +93,14 @@ class Vocabulary:
 class Tokenizer:
   """SentencePiece model that turns text into ids and back.
 
-  Attributes:
-    model: Bytes of the `.model` file.
-    digest: SHA-256 of the model, in hexadecimal.
-    vocabulary: Size and special symbols.
-    tags: Ids put before those of every line that is not empty; see `tagged`.
+  The ids `tags` come before those of every line that is not empty.
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
     """Load a model."""
     self.model = model
     self.digest = hashlib.sha256(model).hexdigest()
+    self.tags: tuple[int, ...] = ()
     self._processor = _load(model, name)
     end, start = self._processor.eos_id(), self._processor.bos_id()
     if end < 0:
@@ -116,31 +113,16 @@ class Tokenizer:
       end=end,
       unknown=self._processor.unk_id(),
     )
-    self.tags: tuple[int, ...] = ()
-    self._untagged = self
 
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
     """Load a `.model` file."""
     check_regular(Path(path))
-    try:
-      model = Path(path).read_bytes()
-    except OSError as error:
-      raise InputError(
-        f'{path}: the tokenizer model cannot be read: {error.strerror}'
-      ) from None
-    return cls(model, str(path))
-
-  def __reduce__(self):
-    """Pickle the model's bytes, from which worker processes load it again."""
-    if self.tags:
-      return Tokenizer.tagged, (self._untagged, self.pieces(self.tags))
-    return Tokenizer, (self.model,)
+    with read_errors(path):
+      return cls(Path(path).read_bytes(), str(path))
 
   def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
-    """Return this tokenizer with tags before the ids of every line."""
-    if not pieces:
-      return self._untagged
+    """Return a tokenizer of this model with tags before the ids of a line."""
     tags = []
     for piece in pieces:
       number = self.id_of(piece)
@@ -150,17 +132,11 @@ class Tokenizer:
           'control symbol, or change data.source_tag or data.target_tag'
         )
       tags.append(number)
-    tagged = self._untagged._shallow_copy()
+    if not tags and not self.tags:
+      return self
+    tagged = copy.copy(self)
     tagged.tags = tuple(tags)
     return tagged
-
-  def _shallow_copy(self) -> 'Tokenizer':
-    """Return another tokenizer with the same loaded model."""
-    other = object.__new__(Tokenizer)
-    other.model, other.digest = self.model, self.digest
-    other._processor, other.vocabulary = self._processor, self.vocabulary
-    other.tags, other._untagged = self.tags, self._untagged
-    return other
 
   def encode(self, text: str) -> list[int]:
     """Return the ids of a normalised line, without an end symbol."""
@@ -179,13 +155,9 @@ class Tokenizer:
       line = line.removeprefix(tag).lstrip()
     return line
 
-  @property
+  @functools.cached_property
   def known_tags(self) -> tuple[str, ...]:
     """The tags of all directions that the model knows."""
-    return self._untagged._control_symbols
-
-  @functools.cached_property
-  def _control_symbols(self) -> tuple[str, ...]:
     special = self.vocabulary.start, self.vocabulary.end, PADDING
     return tuple(
       self._processor.id_to_piece(number)
@@ -222,13 +194,12 @@ class Tokenizer:
   @property
   def space_last(self) -> bool:
     """Whether a space is a part of the word before it."""
-    return self._trainer_spec.treat_whitespace_as_suffix
+    return _trainer_spec(self.model).treat_whitespace_as_suffix
 
   def places(self, text: str) -> list[int | None]:
     """Return the character of the line at which each id of `encode` begins.
 
-    A space before a word is part of its first subword. The bytes of a
-    character begin where the character does. Tags have no place: None.
+    A space before a word is part of its first subword. Tags have no place.
     """
     encoded = self._processor.encode(text, out_type='serialized_proto')
     text_proto = sentencepiece_pb2.SentencePieceText.FromString(encoded)
@@ -260,27 +231,11 @@ class Tokenizer:
     left out with probability alpha (Provilkov et al. 2020, section 3). Word
     and character models have nothing to draw.
     """
-    return self._with_tags(self._untagged._drawn(text, alpha, seed))
-
-  def _drawn(self, text: str, alpha: float, seed: int) -> list[int]:
-    """Draw a segmentation without tags; see `sample`."""
-    if alpha == 0:
+    spec = _trainer_spec(self.model)
+    if alpha == 0 or spec.model_type not in (spec.UNIGRAM, spec.BPE):
       return self.encode(text)
-    kinds = self._trainer_spec
-    if kinds.model_type == kinds.UNIGRAM:
-      return self._sampler.sample_unigram(text, alpha, seed)
-    if kinds.model_type == kinds.BPE:
-      return self._sampler.sample_bpe(text, alpha, seed)
-    return self.encode(text)
-
-  @functools.cached_property
-  def _sampler(self) -> SubwordSampler:
-    return SubwordSampler(self._processor)
-
-  @functools.cached_property
-  def _trainer_spec(self) -> sentencepiece_model_pb2.TrainerSpec:
-    model = sentencepiece_model_pb2.ModelProto.FromString(self.model)
-    return model.trainer_spec
+    sampler, is_bpe = _sampler(self._processor), spec.model_type == spec.BPE
+    return self._with_tags(sampler.sample(text, alpha, seed, is_bpe))
 
   def decode(self, ids: Iterable[int] | np.ndarray) -> str:
     """Return the text of ids without start, end, padding and tags."""
@@ -288,17 +243,29 @@ class Tokenizer:
     return self._processor.decode(ids) if ids else ''
 
 
+@functools.lru_cache(8)
+def _trainer_spec(model: bytes) -> sentencepiece_model_pb2.TrainerSpec:
+  return sentencepiece_model_pb2.ModelProto.FromString(model).trainer_spec
+
+
 def train(
   lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()
 ) -> bytes:
   """Train a SentencePiece model; the same lines give the same model."""
   _silence()
-  source = _Lines(lines)
-  model = io.BytesIO()
+  model, errors = io.BytesIO(), []
+
+  def kept() -> Iterator[str]:
+    try:
+      yield from lines
+    except Exception as error:  # SentencePiece makes another of it.
+      errors.append(error)
+      raise
+
   symbols: dict[str, Any] = {'control_symbols': list(tags)} if tags else {}
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(source),
+      sentence_iterator=kept(),
       model_writer=model,
       model_type=config.algorithm,
       vocab_size=config.vocabulary_size,
@@ -314,25 +281,9 @@ def train(
       **symbols,
     )
   except RuntimeError as error:
-    if source.error is not None:
-      raise source.error from None
-    raise _explained(str(error), config) from error
+    known = errors[0] if errors else _explained(str(error), config)
+    raise known from None
   return model.getvalue()
-
-
-class _Lines:
-  """Lines that keep the error which ends them; SentencePiece wraps it."""
-
-  def __init__(self, lines: Iterable[str]):
-    self._lines = lines
-    self.error: Exception | None = None
-
-  def __iter__(self) -> Iterator[str]:
-    try:
-      yield from self._lines
-    except Exception as error:
-      self.error = error
-      raise
 
 
 def _load(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
@@ -340,19 +291,15 @@ def _load(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.load_from_serialized_proto(model)
-    pieces = processor.get_piece_size()
-  except RuntimeError as error:
+    if processor.get_piece_size():
+      return processor
+  except (RuntimeError, UnicodeDecodeError) as error:
     if 'null character' in str(error):
       raise InputError(
         f'{name}: has a piece with the character U+0000, which SentencePiece '
         'does not read; make it again without'
       ) from None
-    pieces = 0
-  except UnicodeDecodeError:
-    pieces = 0
-  if pieces == 0:
-    raise InputError(f'{name}: not a SentencePiece model')
-  return processor
+  raise InputError(f'{name}: not a SentencePiece model')
 
 
 def _explained(message: str, config: TokenizerConfig) -> InputError:
@@ -382,9 +329,6 @@ def _silence() -> None:
   sentencepiece.set_min_log_level(_ERRORS_ONLY)
 
 
-logger = logging.getLogger(__name__)
-
-
 def log_unreachable(
   references: Sequence[str], tokenizer: Tokenizer, name: str
 ) -> None:
@@ -401,3 +345,142 @@ def log_unreachable(
       len(references),
       changed[0],
     )
+
+
+# How SentencePiece writes a space.
+_SPACE = '\u2581'
+_WORDS = re.compile(f'{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+')
+# SentencePiece's own value: log P of an unknown character is this much below
+# that of the least probable piece.
+_UNKNOWN_PENALTY = 10.0
+# This number of lattices is kept, of words of at most this number of
+# characters; about 80 MB.
+_CACHED_WORDS = 1 << 15
+_CACHED_LENGTH = 16
+
+
+class _Arcs(NamedTuple):
+  """Starts of the pieces that may end at one position, and their shares."""
+
+  starts: list[int]
+  cumulative: list[float]
+
+
+class SubwordSampler:
+  """Sampler of segmentations, the same for a seed wherever it runs.
+
+  SentencePiece can sample too, but what it draws for a seed differs from one
+  process to the next (observed with 0.2.3), so a resumed run would see other
+  data than an uninterrupted one. Here the draws come from Python's generator.
+  """
+
+  def __init__(self, processor: sentencepiece.SentencePieceProcessor):
+    """Read the pieces of a model."""
+    self._processor = processor
+    special = (
+      processor.is_control,
+      processor.is_unknown,
+      processor.is_unused,
+      processor.is_byte,
+    )
+    self._ids = {
+      processor.id_to_piece(number): number
+      for number in range(processor.get_piece_size())
+      if not any(holds(number) for holds in special)
+    }
+    self._scores = {
+      piece: processor.get_score(number) for piece, number in self._ids.items()
+    }
+    self._longest = max(map(len, self._ids), default=1)
+    # If no piece spans a space, the words of a line are independent.
+    self._by_word = not any(_SPACE in piece[1:] for piece in self._ids)
+    least = min(self._scores.values(), default=0.0)
+    self._unknown_score = least - _UNKNOWN_PENALTY
+    self._byte_ids = [
+      processor.piece_to_id(f'<0x{byte:02X}>') for byte in range(256)
+    ]
+    self._has_bytes = all(map(processor.is_byte, self._byte_ids))
+    self._cached = functools.lru_cache(_CACHED_WORDS)(self._lattice)
+
+  def sample(self, text: str, alpha: float, seed: int, bpe: bool) -> list[int]:
+    """Draw a segmentation of a line by a unigram or a BPE model."""
+    generator = random.Random(seed)
+    text = self._processor.normalize(text)
+    words = _WORDS.findall(text) if self._by_word else [text]
+    segment = self._merged if bpe else self._path
+    pieces = (
+      piece for word in words for piece in segment(alpha, word, generator)
+    )
+    return list(self._with_unknowns(pieces))
+
+  def _path(
+    self, alpha: float, word: str, generator: random.Random
+  ) -> list[str]:
+    """Sample the arcs of a word backward, from the filtering forward."""
+    short = len(word) <= _CACHED_LENGTH
+    lattice = (self._cached if short else self._lattice)(word, alpha)
+    pieces, end = [], len(word)
+    while end:
+      arcs = lattice[end]
+      drawn = bisect.bisect(arcs.cumulative, generator.random())
+      start = arcs.starts[min(drawn, len(arcs.starts) - 1)]
+      pieces.append(word[start:end])
+      end = start
+    return pieces[::-1]
+
+  def _lattice(self, word: str, alpha: float) -> list[_Arcs]:
+    """List, for each position, where the piece that ends there may begin."""
+    lattice = [_Arcs([], [])]
+    log_totals = [0.0]
+    for end in range(1, len(word) + 1):
+      starts, weights = [], []
+      for start in range(max(0, end - self._longest), end):
+        score = self._scores.get(word[start:end])
+        if score is None and end - start == 1:
+          score = self._unknown_score
+        if score is not None:
+          starts.append(start)
+          weights.append(log_totals[start] + alpha * score)
+      largest = max(weights)
+      masses = [math.exp(weight - largest) for weight in weights]
+      total = math.fsum(masses)
+      log_totals.append(largest + math.log(total))
+      shares = (mass / total for mass in masses)
+      lattice.append(_Arcs(starts, list(itertools.accumulate(shares))))
+    return lattice
+
+  def _merged(
+    self, alpha: float, word: str, generator: random.Random
+  ) -> list[str]:
+    """Merge characters, leaving out each possible merge at random."""
+    pieces = list(word)
+    while True:
+      joined = map(''.join, itertools.pairwise(pieces))
+      # The score of a BPE piece is its negative rank among the merges.
+      merges = [
+        (-self._scores[piece], position, piece)
+        for position, piece in enumerate(joined)
+        if piece in self._scores and generator.random() >= alpha
+      ]
+      if not merges:
+        return pieces
+      _, position, piece = min(merges)
+      pieces[position : position + 2] = [piece]
+
+  def _with_unknowns(self, pieces: Iterable[str]) -> Iterator[int]:
+    """Yield ids; unknown characters give their bytes or one symbol a run."""
+    unknown = self._processor.unk_id()
+    previous = -1
+    for piece in pieces:
+      number = self._ids.get(piece, unknown)
+      if number == unknown and self._has_bytes:
+        yield from (self._byte_ids[byte] for byte in piece.encode())
+      elif number != unknown or previous != unknown:
+        yield number
+      previous = number
+
+
+@functools.lru_cache(8)
+def _sampler(processor: sentencepiece.SentencePieceProcessor) -> SubwordSampler:
+  """Return the sampler of a model, which tokenizers with tags share."""
+  return SubwordSampler(processor)

@@ -8,15 +8,14 @@ does, and so with the process that started them, however it ends.
 
 import collections
 import contextlib
-import functools
-import itertools
 import os
-import signal
+import queue
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe, connection
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fusion_jax.errors import InputError
 
@@ -37,38 +36,29 @@ def usable_cores() -> int:
 
 
 class Workers(Generic[_StateT]):
-  """Processes that share a state, until the block ends.
-
-  Attributes:
-    state: The state, which pickles.
-  """
+  """Processes that share a state, which pickles, until the block ends."""
 
   def __init__(self, state: _StateT, count: int):
     """Prepare to start them; with 1, this process does the work itself."""
     self.state = state
     self._count = count if count > 1 else 0
     self._processes: list[_Process] = []
-    self._idle: list[_Process] = []
-    # Numbers of the items in work by the pipe, and results by that number.
-    self._working: dict[Any, tuple[_Process, int]] = {}
-    self._results: dict[int, Any] = {}
-    self._numbers = itertools.count()
+    self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+    # Each of its threads waits for one process.
+    self._threads = ThreadPoolExecutor(count)
 
   def __enter__(self) -> 'Workers[_StateT]':
-    try:
-      for _ in range(self._count):
-        self._processes.append(_Process())
-      for process in self._processes:
-        process.send(self.state)
-    except BaseException:
-      self.__exit__()
-      raise
-    self._idle = list(self._processes)
+    for _ in range(self._count):
+      self._processes.append(_Process())
+    for process in self._processes:
+      process.send(self.state)
+      self._idle.put(process)
     return self
 
   def __exit__(self, *_) -> None:
     for process in self._processes:
       process.kill()
+    self._threads.shutdown(cancel_futures=True)
 
   def in_order(
     self,
@@ -77,58 +67,40 @@ class Workers(Generic[_StateT]):
   ) -> Iterator[_ResultT]:
     """Yield the result for each item, in the order of the items.
 
-    Args:
-      function: Function of a module, of the state and an item. What it takes
-        and returns must pickle.
-      items: Read a few ahead of the results.
-
-    Yields:
-      The results.
-
-    Raises:
-      InputError: The function raised it, or a process has died.
+    The function is one of a module. What it takes and returns must pickle.
+    Items are read a few ahead of the results. A process that dies raises
+    InputError.
     """
     if not self._processes:
-      yield from map(functools.partial(function, self.state), items)
+      for item in items:
+        yield function(self.state, item)
       return
-    numbers: collections.deque[int] = collections.deque()
+    results: collections.deque[Future[_ResultT]] = collections.deque()
     for item in items:
-      numbers.append(self._start(function, item))
-      if len(numbers) >= _AHEAD * self._count:
-        yield self._result(numbers.popleft())
-    while numbers:
-      yield self._result(numbers.popleft())
+      results.append(self._threads.submit(self._ask, function, item))
+      if len(results) >= _AHEAD * self._count:
+        yield results.popleft().result()
+    while results:
+      yield results.popleft().result()
 
-  def _start(self, *question: Any) -> int:
-    while not self._idle:
-      self._receive()
-    process = self._idle.pop()
-    process.send(question)
-    number = next(self._numbers)
-    self._working[process.pipe] = process, number
-    return number
-
-  def _result(self, number: int) -> Any:
-    while number not in self._results:
-      self._receive()
-    result = self._results.pop(number)
-    if isinstance(result, Exception):
-      raise result
-    return result
-
-  def _receive(self) -> None:
-    for pipe in connection.wait(list(self._working)):
-      process, number = self._working.pop(pipe)
-      self._results[number] = process.receive()
-      self._idle.append(process)
+  def _ask(self, *question: Any) -> Any:
+    process = self._idle.get()
+    try:
+      process.send(question)
+      answer = process.receive()
+    finally:
+      self._idle.put(process)
+    if isinstance(answer, Exception):
+      raise answer
+    return answer
 
 
 class _Process:
   """A process that runs `_serve`, at the other end of a pipe."""
 
   def __init__(self):
-    self.pipe, other = Pipe()
-    try:
+    self._pipe, other = Pipe()
+    with other:
       self._process = subprocess.Popen(
         [sys.executable, '-P', '-m', __name__],
         stdin=other.fileno(),
@@ -137,37 +109,26 @@ class _Process:
         # Ctrl-C is for the process that started this one.
         process_group=0,
       )
-    except OSError as error:
-      self.pipe.close()
-      raise InputError(
-        f'a process that encodes text cannot be started: {error.strerror}'
-      ) from error
-    finally:
-      other.close()
 
   def send(self, value: Any) -> None:
-    try:
-      self.pipe.send(value)
-    except OSError:
-      self._tell_death()
+    with self._telling_death():
+      self._pipe.send(value)
 
   def receive(self) -> Any:
-    try:
-      return self.pipe.recv()
-    except (OSError, EOFError):
-      self._tell_death()
+    with self._telling_death():
+      return self._pipe.recv()
 
-  def _tell_death(self) -> NoReturn:
-    code = self._process.wait()
-    if code >= 0:
-      end = f'ended with code {code}; what it wrote to stderr may say why'
-    else:
-      name = signal.Signals(-code).name
-      end = f'was killed by {name}; was the memory full? Fewer cores need less'
-    raise InputError(f'a process that encodes text {end}')
+  @contextlib.contextmanager
+  def _telling_death(self) -> Iterator[None]:
+    try:
+      yield
+    except (OSError, EOFError):
+      raise InputError(
+        f'a process that encodes text ended with code {self._process.wait()}; '
+        'was the memory full? Fewer cores need less'
+      ) from None
 
   def kill(self) -> None:
-    self.pipe.close()
     self._process.kill()
     self._process.wait()
 

@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from sacrebleu.metrics import BLEU
 
 from fusion_jax.evaluation.sentence_statistics import score_of
-from fusion_jax.languages import Words
-from fusion_jax.metrics import bleu_for
+from fusion_jax.metrics import Words, bleu_for
 
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
 # 0, 1, 2, 3, 4, 5 to 9, 10 to 99, 100 to 999 and 1,000 or more.

@@ -26,13 +26,7 @@ from fusion_jax.config.flags import (
   parse_arguments,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.files import (
-  check_regular,
-  open_to_read,
-  unpack_errors,
-  write_whole,
-)
-from fusion_jax.json_files import check_shape, parse_json
+from fusion_jax.files import as_type, open_file, parse_json, write_whole
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -88,8 +82,7 @@ class Item:
 
 def read_items(path: Path) -> list[Item]:
   """Read a file in the ContraWSD JSON format."""
-  check_regular(path)
-  with unpack_errors(path), open_to_read(path) as file:
+  with open_file(path) as file:
     content = file.read()
   values = parse_json(content, str(path))
   if not isinstance(values, list) or not values:
@@ -99,7 +92,7 @@ def read_items(path: Path) -> list[Item]:
 
 
 def _item(value: Any, where: str) -> Item:
-  check_shape(value, _ItemShape, where)
+  as_type(value, _ItemShape, where)
   errors = value['errors']
   return Item(
     value['source'],
@@ -156,7 +149,7 @@ def _scores(
   # Imported after the flags are read, because JAX loads slowly.
   from fusion_jax.decoding.ensemble import load_chosen
   from fusion_jax.decoding.score import Scorer
-  from fusion_jax.progress import Progress
+  from fusion_jax.startup import Progress
 
   run = load_chosen(arguments)
   progress = Progress(sum(len(item.pairs) for item in items), 'translations')

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from fusion_jax.languages import Words
-from fusion_jax.metrics import metrics_for
+from fusion_jax.metrics import Words, metrics_for
 
 # Statistics of one file, by metric. BLEU has K = 10: the lengths of translation
 # and reference, the matching n-grams and all n-grams, n = 1 to 4.

@@ -36,8 +36,7 @@ from fusion_jax.evaluation.sentence_statistics import (
   CorpusScore,
   corpus_bleu,
 )
-from fusion_jax.languages import Words
-from fusion_jax.metrics import metrics_for, signature_of
+from fusion_jax.metrics import Words, metrics_for, signature_of
 
 # Differences between scores up to this size are rounding.
 ROUNDING = 1e-9

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from fusion_jax.cli.text_io import open_input, read_lines, split_paths
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
-from fusion_jax.files import write_errors, write_whole
-from fusion_jax.json_files import read_json
-from fusion_jax.languages import Words, words_of
+from fusion_jax.files import read_json, write_errors, write_whole
+from fusion_jax.metrics import Words, words_of
 from fusion_jax.runs.directory import read_config, read_tokenizers
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ def _translate(
 def translate(run: 'TrainedModel', lines: Sequence[str]) -> list[str]:
   """Translate with the search of the run's config, and log the progress."""
   from fusion_jax.decoding.translate import Translator
-  from fusion_jax.progress import Progress
+  from fusion_jax.startup import Progress
 
   progress = Progress(len(lines), 'lines')
   translator = Translator(run, run.config.decoding, on_progress=progress.add)

@@ -47,9 +47,6 @@ SOURCES: 'Mapping[str, AttentionSource]' = _Table(
 def register(scheme: 'Scheme') -> None:
   """Add a scheme from outside the package, which configs may then name.
 
-  Args:
-    scheme: Scheme to add.
-
   Raises:
     InputError: A scheme of that name exists already, or what it declares is no
       section with defaults, or no view.

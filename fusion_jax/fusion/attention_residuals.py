@@ -17,10 +17,11 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import ResidualPlug, no_layers, on_both_sides
-from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.fusion.inputs import FusionModule
+from fusion_jax.fusion.residuals import ResidualPlug
+from fusion_jax.fusion.scheme import always, no_layers, on_both_sides
+from fusion_jax.layers.context import Context, Layers, States, token_mean
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
 
@@ -50,24 +51,12 @@ class AttentionResidualOptions:
 
 
 def source_scores(
-  query: Float[Array, ' D'],
-  sources: tuple[Float[Array, 'B T D'], ...],
-  heads: int,
-  epsilon: float,
+  query: Float[Array, ' D'], sources: Layers, heads: int, epsilon: float
 ) -> Float[Array, 'K B T G']:
-  """Return s_i = exp(q . rms(v_i) - m) for each part of the width.
+  """Return s_i = exp(q . rms(v_i) - m), float32, for each part of the width.
 
   rms(v) is v over the root of its mean square over the whole width, and m is
-  the maximum over the sources.
-
-  Args:
-    query: Query q.
-    sources: Sources v_i.
-    heads: Number of parts G.
-    epsilon: What is added to the mean squares.
-
-  Returns:
-    Scores of the sources, float32. Over their sum they are a softmax.
+  the maximum over the sources: over their sum, scores are a softmax.
   """
   columns = query[:, None] * _indicator(len(query), heads)
   logits = []
@@ -84,8 +73,8 @@ def source_scores(
 
 
 def weighted_sources(
-  scores: Float[Array, 'K B T G'], sources: tuple[Float[Array, 'B T D'], ...]
-) -> Float[Array, 'B T D']:
+  scores: Float[Array, 'K B T G'], sources: Layers
+) -> States:
   """Return K sum_i a_i v_i, float32, with a_i = s_i / sum_j s_j.
 
   Each part of the width has its own a_i. The division comes last because XLA
@@ -95,21 +84,15 @@ def weighted_sources(
   With several parts the backward pass repeats the scores along the parts again:
   kept for every source of every reader, they would grow with the square of the
   depth. With one part XLA does so by itself.
-
-  Args:
-    scores: Scores s_i, positive.
-    sources: Sources v_i.
   """
   divided = _divided if scores.shape[-1] == 1 else jax.checkpoint(_divided)
   return divided(scores, sources)
 
 
-def _divided(
-  scores: Float[Array, 'K B T G'], sources: tuple[Float[Array, 'B T D'], ...]
-) -> Float[Array, 'B T D']:
+def _divided(scores: Float[Array, 'K B T G'], sources: Layers) -> States:
   total = jnp.zeros(sources[0].shape, jnp.float32)
-  for each, source in zip(scores, sources, strict=True):
-    total += spread(each, total.shape[-1]) * source
+  for score, source in zip(scores, sources, strict=True):
+    total += spread(score, total.shape[-1]) * source
   return total / spread(scores.mean(0), total.shape[-1])
 
 
@@ -143,10 +126,10 @@ class Sources(NamedTuple):
       residual; None between layers, and otherwise.
   """
 
-  total: Float[Array, 'B T D']
+  total: States
   blocks: Layers
-  running: Float[Array, 'B T D'] | None = None
-  offset: Float[Array, 'B T D'] | None = None
+  running: States | None = None
+  offset: States | None = None
 
   def readable(self) -> Layers:
     """Return what can be attended to."""
@@ -165,11 +148,11 @@ class SourcesState(ResidualState):
   def __init__(self, with_embedding: bool):
     self.with_embedding = with_embedding
 
-  def open(self, x: Float[Array, 'B T D']) -> Sources:
+  def open(self, x: States) -> Sources:
     """Return the state before the first layer."""
     return Sources(x, (x,) if self.with_embedding else ())
 
-  def close(self, state: Sources) -> Float[Array, 'B T D']:
+  def close(self, state: Sources) -> States:
     """Return the plain residual."""
     return state.total
 
@@ -183,7 +166,7 @@ class SourcesState(ResidualState):
     return Sources(before.total, (*before.blocks, *new), left)
 
 
-class SourceAttention(nn.Module):
+class SourceAttention(FusionModule):
   """Attention of one place of a stack to the sources below it.
 
   The query w * g, with w = 0 and g = 1 at the start, is a parameter, and the
@@ -191,14 +174,7 @@ class SourceAttention(nn.Module):
 
   Telemetry: 'weights' [K, G], the mean weights.
   Views: 'weights' [B, T, K, G].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
-
-  config: ModelConfig
-  side: Side
 
   def setup(self):
     shape = (self.config.width,)
@@ -206,16 +182,9 @@ class SourceAttention(nn.Module):
     self.query = parameter(self, 'query', zeros, ('norm',), shape)
     self.key_scale = parameter(self, 'key_scale', ones, ('norm',), shape)
 
-  def __call__(
-    self, sources: Layers, context: Context
-  ) -> Float[Array, 'B T D']:
-    """Return K sum_i a_i v_i, float32.
-
-    Args:
-      sources: Sources v_i.
-      context: Context of the pass.
-    """
-    heads = self.config.side(self.side).options.heads
+  def __call__(self, sources: Layers, context: Context) -> States:
+    """Return K sum_i a_i v_i, float32."""
+    heads = self.options.heads
     query, epsilon = self.query * self.key_scale, self.config.norm_epsilon
     scores = source_scores(query, sources, heads, epsilon)
     weights = jnp.moveaxis(scores / scores.sum(0), 0, 2)
@@ -237,16 +206,11 @@ class AttentionResidual(Residual):
 
   kind='delta' (Luo 2026): h = x + g sum_i a_i v_i with the plain residual x, a
   number g, which starts as 0, and the outputs below without H[0]; with
-  embedding=True H[0] too, but not for the first sublayer. From g = 1 it trained
+  `embedding` H[0] too, but not for the first sublayer. From g = 1 it trained
   0.14 nats worse than the plain model (docs/scheme_health.md).
 
   sources='layer': the sources are the sums of the outputs of each layer, which
   attends once and adds its outputs to what it has read.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    number: Number of the sublayer in its stack, from 0.
   """
 
   side: Side
@@ -277,19 +241,18 @@ class AttentionResidual(Residual):
   @property
   def _block(self) -> int:
     """Number of sublayers in a block."""
-    each = self.options.sources == 'layer'
-    return self.options.block * (SUBLAYERS[self.side] if each else 1)
+    layers = self.options.sources == 'layer'
+    return self.options.block * (SUBLAYERS[self.side] if layers else 1)
 
   @property
   def _sources(self) -> int:
     """Number of sources of the sublayer."""
-    blocks, rest = divmod(self.number, self._block)
-    below = blocks + (rest > 0)
+    below = -(-self.number // self._block)
     if self.options.kind == 'replace':
       return 1 + below
     return below + (self.options.embedding and below > 0)
 
-  def _read(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
+  def _read(self, x: Sources, context: Context) -> States:
     """Return h, float32, where the sublayer attends."""
     sources, total = x.readable(), x.total.astype(jnp.float32)
     delta = self.options.kind == 'delta'
@@ -303,7 +266,7 @@ class AttentionResidual(Residual):
 
   def before(
     self, x: Sources, context: Context
-  ) -> tuple[Float[Array, 'B T D'], Float[Array, 'B T D'] | None]:
+  ) -> tuple[States, States | None]:
     """Return the input of f, and with sources='layer' the offset of the layer.
 
     See `Residual.before`.
@@ -319,42 +282,29 @@ class AttentionResidual(Residual):
   def after(
     self,
     x: Sources,
-    y: Float[Array, 'B T D'],
+    y: States,
     context: Context,
-    held: Float[Array, 'B T D'] | None = None,
+    kept: States | None = None,
     scale: Float[Array, ''] | None = None,
   ) -> Sources:
-    """Return the state after the sublayer; see `Residual.after`."""
-    del scale
+    """Return the state after the sublayer; `kept` is the layer's offset."""
     y = self.dropout(y, context.deterministic)
     running = y if x.running is None else x.running + y
-    offset = None if self._is_last else held
+    offset = None if self._is_last else kept
     total = x.total + y
     if (self.number + 1) % self._block == 0:
       return Sources(total, (*x.blocks, running), None, offset)
     return Sources(total, x.blocks, running, offset)
 
 
-class LastRead(nn.Module):
-  """Attention to all sources after the last layer, K sum_i a_i v_i.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-  """
-
-  config: ModelConfig
-  side: Side
+class LastRead(FusionModule):
+  """Attention to all sources after the last layer, K sum_i a_i v_i."""
 
   def setup(self):
     self.attention = SourceAttention(self.config, self.side)
 
-  def __call__(self, x: Sources, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, x: Sources, context: Context) -> States:
     return self.attention(x.readable(), context).astype(x.total.dtype)
-
-
-def _replaces(config: ModelConfig, side: Side) -> bool:
-  return config.side(side).options.kind == 'replace'
 
 
 def _state(config: ModelConfig, side: Side) -> SourcesState:
@@ -363,7 +313,8 @@ def _state(config: ModelConfig, side: Side) -> SourcesState:
 
 
 def _last_read(config: ModelConfig, side: Side) -> LastRead | None:
-  return LastRead(config, side) if _replaces(config, side) else None
+  replaces = config.side(side).options.kind == 'replace'
+  return LastRead(config, side) if replaces else None
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -379,18 +330,14 @@ def _check(config: ModelConfig, side: Side) -> None:
     f'{options.embedding!r} has no effect with kind={options.kind!r}, whose '
     'sources always have it; leave it out',
   )
-  each = SUBLAYERS[side] if options.sources == 'sublayer' else 1
-  most = config.layers(side) * each
+  of_layer = SUBLAYERS[side] if options.sources == 'sublayer' else 1
+  most = config.layers(side) * of_layer
   require(
     options.block <= most,
     f'{path}.block',
     f'{options.block} is more than the {most} {options.sources}s of the stack; '
     f'at most {most}',
   )
-
-
-def _identity(config: ModelConfig, side: Side) -> bool:
-  return True
 
 
 SCHEME = on_both_sides(
@@ -401,8 +348,8 @@ SCHEME = on_both_sides(
   AttentionResidualOptions,
   norms=('pre',),
   check=_check,
-  owns_layer_inputs=lambda options: True,
+  owns_layer_inputs=always,
   layers_read=no_layers,
-  starts_as_identity=_identity,
+  starts_as_identity=always,
   residual=ResidualPlug(AttentionResidual, _state, _last_read),
 )

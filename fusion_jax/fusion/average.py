@@ -9,18 +9,17 @@ from collections.abc import Callable
 from typing import Literal
 
 import jax.numpy as jnp
-from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.scheme import (
   all_layers,
   layers_above_embedding,
   on_both_sides,
 )
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.residual import layer_norm, plain_norm
 
 
@@ -35,36 +34,21 @@ class AverageOptions:
   """Norm after the fusion, with or without scale and offset."""
 
 
-def average(layers: Layers) -> Float[Array, 'B T D']:
-  """Return 1/n sum_l z[l]; Wang et al. (2018), section 3.2, pooling.
-
-  Args:
-    layers: Layers z[1..n].
-
-  Returns:
-    The mean, taken in float32, in the layers' dtype.
-  """
+def average(layers: Layers) -> States:
+  """Return 1/n sum_l z[l], taken in float32; Wang et al. (2018), sec. 3.2."""
   total = functools.reduce(jnp.add, (z.astype(jnp.float32) for z in layers))
   return (total / len(layers)).astype(layers[0].dtype)
 
 
-class Average(nn.Module):
-  """Fusion norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-  """
-
-  config: ModelConfig
-  side: Side
+class Average(FusionModule):
+  """Fusion norm(1/n sum_l z[l]); Wang et al. (2018), section 3.2, pooling."""
 
   def setup(self):
     self.norm = mlrf_norm(self.config, self.side)
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the normalised mean of the layers."""
-    options = self.config.side(self.side).options
+    options = self.options
     chosen = layers if options.include_embedding else layers[1:]
     return self.norm(average(chosen))
 

@@ -19,22 +19,29 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from fusion_jax.bounds import Depth, SizeOrZero
+from fusion_jax.bounds import Depth, PositiveFloat, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import fields_of_section, section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.fusion.inputs import FusionModule
 from fusion_jax.fusion.linear import affine
 from fusion_jax.fusion.routing import (
   coupling_diversity,
   coupling_entropy,
+  dynamic_routing,
+  em_routing,
   unit_votes,
 )
+from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.fusion.tree import add_residual
-from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
+from fusion_jax.layers.context import Context, Layers, States, token_mean
+from fusion_jax.layers.dense import (
+  Dense,
+  bias_initializer,
+  parameter,
+  stacked_initializer,
+)
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -145,27 +152,12 @@ class _PerLayer(nn.Module):
   def __call__(
     self, inputs: tuple[Float[Array, 'B T I'], ...]
   ) -> tuple[Float[Array, 'B T O'], ...]:
+    config, features = self.config, self.features
     count, width = len(inputs), inputs[0].shape[-1]
-    one = kernel_initializer(self.config)
-
-    def start(key, shape):
-      draw = functools.partial(one, shape=shape[1:])
-      return jax.vmap(draw)(jax.random.split(key, shape[0]))
-
-    kernel = parameter(
-      self,
-      'kernel',
-      start,
-      ('layers', 'embed', 'mlp'),
-      (count, width, self.features),
-    )
-    bias = parameter(
-      self,
-      'bias',
-      bias_initializer(self.config, width),
-      ('layers', 'mlp'),
-      (count, self.features),
-    )
+    axes, shape = ('layers', 'embed', 'mlp'), (count, width, features)
+    kernel = parameter(self, 'kernel', stacked_initializer(config), axes, shape)
+    start = bias_initializer(config, width)
+    bias = parameter(self, 'bias', start, axes[::2], (count, features))
     # The gradients of the pieces of a split are concatenated, not added.
     maps = zip(jnp.split(kernel, count), jnp.split(bias, count), strict=True)
     return tuple(
@@ -173,21 +165,14 @@ class _PerLayer(nn.Module):
     )
 
 
-class Votes(nn.Module):
+class Votes(FusionModule):
   """Votes V[l -> n] = W_{l -> n} F_l(H[1..L]); Dou et al. (2019), Eq. 7-8.
 
   The dense form, which has the size of the paper's Table 1, is one network over
   the concatenation: its first map is all F_l and its second is all W. The block
   form follows the paper's text and has F_l and W_l for every layer.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    activation: Activation between the two maps.
   """
 
-  config: ModelConfig
-  side: Side
   activation: Literal['none', 'relu']
 
   @nn.compact
@@ -195,7 +180,7 @@ class Votes(nn.Module):
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T L N C']:
     """Return the votes V of H[1..L] for every capsule, in the layers' dtype."""
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     form = self._block if options.vote_projection == 'block' else self._dense
     capsules = options.capsule_count(config.width)
     return form(layers, context).reshape(
@@ -224,9 +209,8 @@ class Votes(nn.Module):
   def _block(
     self, layers: Layers, context: Context
   ) -> Float[Array, 'B T {len(layers)} D']:
-    config, options = self.config, self.config.side(self.side).options
-    read = layers
-    if options.context == 'all':
+    config, read = self.config, layers
+    if self.options.context == 'all':
       read = (jnp.concatenate(layers, axis=-1),) * len(layers)
     capsules = _PerLayer(config, config.width, name='context')(read)
     capsules = tuple(self._activate(x, context) for x in capsules)
@@ -234,18 +218,22 @@ class Votes(nn.Module):
     return jnp.stack(votes, axis=-2)
 
 
-class Routing(nn.Module):
-  """Base of both routings: the votes, the residual, the norm, the telemetry."""
+class Routing(FusionModule):
+  """Base of both routings: the votes, the residual, the norm, the telemetry.
 
-  config: ModelConfig
-  side: Side
+  Telemetry: 'coupling_entropy' and 'coupling_diversity' of every iteration;
+  'vote_size', the root mean square of the votes before `vote_norm`; the shares
+  'dead_capsules' (shorter than 0.01) and 'saturated_capsules' (longer than
+  0.99).
+  Views: 'couplings' [B, T, iterations, L, N].
+  """
 
   # Activation between the two maps of the votes.
   vote_activation: ClassVar[Literal['none', 'relu']] = 'none'
 
   @property
   def options(self) -> Any:
-    return self.config.side(self.side).options.resolved
+    return super().options.resolved
 
   def setup(self):
     self.votes = Votes(self.config, self.side, self.vote_activation)
@@ -260,9 +248,7 @@ class Routing(nn.Module):
     sow(self, 'telemetry', 'vote_size', token_mean(size, context.tokens))
     return unit_votes(votes) if self.options.vote_norm == 'rms' else votes
 
-  def _finish(
-    self, output: Float[Array, 'B T N C'], layers: Layers
-  ) -> Float[Array, 'B T D']:
+  def _finish(self, output: Float[Array, 'B T N C'], layers: Layers) -> States:
     """Concatenate the capsules, then apply the residual and the norm."""
     fused = output.reshape(layers[0].shape)
     fused = add_residual(fused, layers, len(layers) - 1, self.options.residual)
@@ -289,3 +275,118 @@ class Routing(nn.Module):
     ):
       values = jnp.stack([measure(c) for c in couplings], axis=-1)
       sow(self, 'telemetry', name, token_mean(values, context.tokens))
+
+
+@section('model.*.options')
+class DynamicRoutingOptions(RoutingOptions):
+  """Dynamic routing (Dou 2019, Algorithm 1)."""
+
+  agreement: Literal['cosine', 'product'] = 'cosine'
+  """What is added to the logits: the cosine of capsule and vote, or their
+  product."""
+
+  average: Literal['mass', 'sum'] = 'mass'
+  """Whether a capsule is the mean of its votes, weighted by the
+  couplings ('mass'), or their weighted sum ('sum')."""
+
+
+class DynamicRouting(Routing):
+  """Dynamic routing of layers; Dou et al. (2019), Algorithm 1, Eq. 5-9.
+
+  The backward pass recomputes everything between the votes and the capsules.
+  """
+
+  def __call__(self, layers: Layers, context: Context) -> States:
+    """Return the concatenated capsules of H[1..L]."""
+    layers, options = layers[1:], self.options
+    route = functools.partial(
+      dynamic_routing,
+      iterations=options.iterations,
+      average=options.average,
+      stop_gradient=options.stop_gradient,
+      agreement=options.agreement,
+    )
+    routed = jax.checkpoint(route)(self._votes(layers, context))
+    self._record(routed.couplings, routed.output, context)
+    return self._finish(routed.output, layers)
+
+
+DYNAMIC_ROUTING = on_both_sides(
+  'dynamic_routing',
+  DynamicRouting,
+  'layer aggregation',
+  'Dou et al. 2019, Eq. 5-9',
+  DynamicRoutingOptions,
+  check=check_routing,
+)
+
+
+@section('model.*.options')
+class EmRoutingOptions(RoutingOptions):
+  """EM routing (Dou 2019, Algorithm 2)."""
+
+  variance_floor: PositiveFloat = 0.1
+  """What is added to the variances."""
+
+
+class EmRouting(Routing):
+  """EM routing of layers; Dou et al. (2019), Algorithm 2, Eq. 10-16.
+
+  The backward pass recomputes everything between the votes and the capsules.
+  """
+
+  vote_activation = 'relu'
+
+  def setup(self):
+    super().setup()
+    config = self.config
+    layers = config.layers(self.side)
+    self.activation_hidden = Dense(
+      config, layers * config.width, ('embed', 'mlp'), True
+    )
+    self.activation_out = Dense(config, layers, ('mlp', 'layers'), True)
+    self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
+    self.beta_a, self.beta_u = self._beta('beta_a'), self._beta('beta_u')
+
+  def _beta(self, name: str) -> Float[Array, ' N']:
+    width = self.config.width
+    start = nn.initializers.normal(width**-0.5)
+    capsules = self.options.capsule_count(width)
+    return parameter(self, name, start, ('capsules',), (capsules,))
+
+  def _activation(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L']:
+    """Return A_in of Eq. 10, one number for each layer."""
+    x = jnp.concatenate(layers, axis=-1)
+    hidden = jax.nn.relu(self.activation_hidden(x))
+    logits = self.activation_out(self.dropout(hidden, context.deterministic))
+    return jax.nn.sigmoid(logits.astype(jnp.float32))
+
+  def __call__(self, layers: Layers, context: Context) -> States:
+    """Return the concatenated capsules of H[1..L]."""
+    layers, options = layers[1:], self.options
+    route = functools.partial(
+      em_routing,
+      iterations=options.iterations,
+      variance_floor=options.variance_floor,
+      stop_gradient=options.stop_gradient,
+    )
+    routed = jax.checkpoint(route)(
+      self._votes(layers, context),
+      self._activation(layers, context),
+      self.beta_a,
+      self.beta_u,
+    )
+    self._record(routed.couplings, routed.output, context)
+    return self._finish(routed.output, layers)
+
+
+EM_ROUTING = on_both_sides(
+  'em_routing',
+  EmRouting,
+  'layer aggregation',
+  'Dou et al. 2019, Eq. 10-16',
+  EmRoutingOptions,
+  check=check_routing,
+)

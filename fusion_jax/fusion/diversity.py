@@ -9,7 +9,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fusion_jax.fusion.inputs import Layers
+from fusion_jax.layers.context import Layers, States
 
 # Added to |a|^2 |b|^2, so that a vector of zeros has distance 1 to any other.
 _SMALLEST = 1e-12
@@ -17,9 +17,7 @@ _SMALLEST = 1e-12
 _LEAST_DISTANCE = 1e-3
 
 
-def _inner(
-  a: Float[Array, 'B T D'], b: Float[Array, 'B T D']
-) -> Float[Array, 'B T']:
+def _inner(a: States, b: States) -> Float[Array, 'B T']:
   return (a.astype(jnp.float32) * b.astype(jnp.float32)).sum(-1)
 
 
@@ -37,7 +35,6 @@ def layer_diversity(
   two layers are alike, and an orthogonal pair gives 0, as a single layer does.
 
   Args:
-    layers: Layers H[1..L] of the backbone.
     keep: Mask, True at tokens, False at padding.
     count: Number of tokens to divide the sum by, where `keep` covers only some
       of them; None: the tokens of `keep`.

@@ -1,7 +1,8 @@
-"""Weighted sums of all layers below as inputs.
+"""Sums of the layers below as inputs.
 
-Dynamic linear combination of layers (DLCL), Wang et al. (ACL 2019);
-depth-weighted averages, Pagliardini et al. (2024).
+Dense connection, Dou et al. (EMNLP 2018); dynamic linear combination of layers
+(DLCL), Wang et al. (ACL 2019); depth-weighted averages, Pagliardini et al.
+(2024).
 
 Axis letters: B batch, T positions, D model width, K layers that are summed.
 """
@@ -11,17 +12,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from fusion_jax.bounds import Depth, SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import all_layers, on_both_sides
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.fusion.inputs import LayerConnection, weighted_sum
+from fusion_jax.fusion.scheme import all_layers, always, on_both_sides
+from fusion_jax.layers.context import Context, Layers, States
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -48,12 +48,6 @@ class DlclOptions:
   """Norms of the layers or of their sums; 'auto': as model.norm says, see
   Dlcl."""
 
-  normalize: Literal['none', 'softmax'] = 'none'
-  """Whether the weights of a layer go through a softmax."""
-
-  weights: Literal['scalar', 'vector'] = 'scalar'
-  """One weight a layer, or one for every feature."""
-
   window: SizeOrZero = 0
   """Number of predecessors that are read; 0: all."""
 
@@ -72,18 +66,10 @@ class DlclOptions:
 def predecessors(
   size: int, window: int = 0, dilation: int = 1, period: int = 1
 ) -> Bool[np.ndarray, '{size} {size}']:
-  """Return a mask, True where row l may read column k.
+  """Return a mask, True where row l, what follows layer l, reads y[k].
 
-  That is where k <= l, l - k < window and dilation divides l - k; a row that
-  period does not divide reads k = l alone.
-
-  Args:
-    size: Rows and columns, L + 1. Row l stands for what follows layer l,
-      column k for y[k].
-    window: Largest number of columns between the first and the last that a row
-      reads; 0: no limit.
-    dilation: Distance of the columns that a row reads.
-    period: Distance of the rows that are sums.
+  That is where k <= l, l - k < window, if there is one, and dilation divides
+  l - k; a row that period does not divide reads k = l alone.
   """
   row, column = np.indices((size, size))
   near = (column <= row) & (row - column < (window or size))
@@ -108,36 +94,22 @@ class Dlcl(LayerConnection):
   a row that is no sum are never read either, but w_ll starts as 1; with
   norm='post' or norms='none', row 0 is none, but for first='learned'.
 
-  Telemetry: 'weights_l' [K], the weights of the terms of x[l+1]; with a weight
-  for each feature, their mean over the features.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
+  Telemetry: 'weights_l' [K], the weights of the terms of x[l+1].
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     size = config.layers(self.side) + 1
     self._read = predecessors(
       size, options.window, options.dilation, options.period
     )
-    vector = options.weights == 'vector'
-    self.weights = parameter(
-      self,
-      'weights',
-      self._initial,
-      ('layers', None, 'norm') if vector else ('layers', None),
-      (size, size, config.width) if vector else (size, size),
-    )
+    axes = 'layers', None
+    self.weights = parameter(self, 'weights', self._initial, axes, (size, size))
     self._norm = config.norm if options.norms == 'auto' else 'none'
     self.norm = {str(n): layer_norm(config) for n in self._normed(size)}
 
   def _is_sum(self, row: int) -> bool:
-    options = self.config.side(self.side).options
+    options = self.options
     fixed = self._norm == 'post' and options.first == 'fixed'
     plain_first = fixed or self._norm == 'none'
     return row % options.period == 0 and not (row == 0 and plain_first)
@@ -149,45 +121,33 @@ class Dlcl(LayerConnection):
       return [n for n in range(1, size) if self._read[sums, n].any()]
     return [n for n in sums if n > 0] if self._norm == 'post' else []
 
-  def _initial(self, key: Array, shape: tuple[int, ...]) -> Array:
-    del key
-    weights = self._read.astype(np.float32)
-    start = self.config.side(self.side).options.start
-    if start == 'average':
-      weights /= weights.sum(1, keepdims=True)
+  def _initial(self, key: Array, shape: tuple[int, int]) -> Array:
+    start = self.options.start
     if start == 'top':
-      weights = np.eye(len(weights), dtype=np.float32)
-    return jnp.broadcast_to(weights.T, shape[::-1]).T
-
-  def _row(self, row: int) -> Float[Array, 'K *D']:
-    """Return the weights of the predecessors of a row."""
-    options = self.config.side(self.side).options
-    weights = self.weights[row, self._read[row]]
-    if options.frozen:
-      weights = jax.lax.stop_gradient(weights)
-    if options.normalize == 'softmax':
-      weights = jax.nn.softmax(weights, axis=0)
-    sow(
-      self,
-      'telemetry',
-      f'weights_{row}',
-      weights.reshape(len(weights), -1).mean(1),
+      return jnp.eye(*shape)
+    weights = self._read.astype(np.float32)
+    return jnp.asarray(
+      weights / weights.sum(1, keepdims=True) if start == 'average' else weights
     )
-    return weights
 
-  def _summed(self, row: int, carried: Layers, context: Context) -> Layers:
-    """Return the predecessors of a row, after any ablation.
+  def _sum(self, row: int, carried: Layers, context: Context) -> States:
+    """Return the sum of the predecessors of a row, after any ablation.
 
     A single predecessor is no sum, so that it is never ablated.
     """
+    weights = self.weights[row, self._read[row]]
+    if self.options.frozen:
+      weights = jax.lax.stop_gradient(weights)
+    sow(self, 'telemetry', f'weights_{row}', weights)
     numbers = np.flatnonzero(self._read[row]).tolist()
     if len(numbers) == 1:
-      return (carried[numbers[0]],)
-    return tuple(context.read_one(k, carried[k]) for k in numbers)
+      return weighted_sum(weights, (carried[numbers[0]],))
+    read = tuple(context.read_one(k, carried[k]) for k in numbers)
+    return weighted_sum(weights, read)
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
+  ) -> tuple[States, tuple[Any, ...]]:
     """Return x[l]; `carried` is y[0..l-2] after their norms."""
     row, x = len(layers) - 1, layers[-1]
     norm = self.norm.get(str(row))
@@ -196,8 +156,7 @@ class Dlcl(LayerConnection):
     carried = (*carried, x)
     if not self._is_sum(row):
       return layers[-1], carried
-    read = self._summed(row, carried, context)
-    x = weighted_sum(self._row(row), read)
+    x = self._sum(row, carried, context)
     if norm is not None and self._norm == 'post':
       x = norm(x)
     return x, carried
@@ -216,7 +175,6 @@ def _check(config: ModelConfig, side: Side) -> None:
   others = {
     'model.norm': (config.norm, 'post'),
     f'{path}.norms': (options.norms, 'auto'),
-    f'{path}.normalize': (options.normalize, 'none'),
   }
   for other, (value, needed) in others.items():
     require(
@@ -229,20 +187,43 @@ def _check(config: ModelConfig, side: Side) -> None:
 def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
   options = config.side(side).options
   without_norms = options.norms == 'none' or config.norm == 'rezero'
-  return (
-    options.start == 'top' and without_norms and options.normalize == 'none'
-  )
+  return options.start == 'top' and without_norms
 
 
-SCHEME = on_both_sides(
+DLCL = on_both_sides(
   'dlcl',
   Dlcl,
   'layer connection',
   'Wang et al. 2019, Eq. 5-7',
   DlclOptions,
   check=_check,
-  owns_layer_inputs=lambda options: True,
-  hides_layer_below=lambda options: True,
+  owns_layer_inputs=always,
+  hides_layer_below=always,
   layers_read=all_layers,
   starts_as_identity=_starts_as_identity,
+)
+
+
+class DenseConnection(LayerConnection):
+  """Dense connection; Dou et al. (2018), Eq. 4.
+
+  H[l] = Layer_l(H[l-1]) + sum_{i=1..l-1} H[i].
+  """
+
+  def layer_output(self, layers: Layers, y: States) -> States:
+    """Return H[l], given H[0..l-1] and y = Layer_l(H[l-1])."""
+    return sum(layers[1:], y)
+
+
+def _layers_read(config: ModelConfig, side: Side) -> tuple[int, ...]:
+  return tuple(range(1, config.layers(side)))
+
+
+DENSE = on_both_sides(
+  'dense',
+  DenseConnection,
+  'layer connection',
+  'Dou et al. 2018, Eq. 4',
+  layers_read=_layers_read,
+  owns_layer_inputs=always,
 )

@@ -11,15 +11,19 @@ from jaxtyping import Array, Float
 
 from fusion_jax.bounds import Size
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import SIDES
 from fusion_jax.config.section import section
 from fusion_jax.fusion.average import AverageOptions, mlrf_layers, mlrf_norm
-from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import on_both_sides
-from fusion_jax.fusion.starts import may_start_as_identity
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.dense import Dense, kernel_initializer
+from fusion_jax.fusion.inputs import FusionModule, reads_plain_layers
+from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
+from fusion_jax.layers.context import Context, Layers, States
+from fusion_jax.layers.dense import (
+  Dense,
+  Initializer,
+  kernel_initializer,
+  parameter,
+)
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.parameter import Initializer, parameter
 
 
 @section('model.*.options')
@@ -33,16 +37,6 @@ class FeedForwardOptions(AverageOptions):
   """Hidden width of the feed-forward network."""
 
 
-def starts_as_identity(config: ModelConfig, side: Side) -> bool:
-  """Return whether the feed-forward fusion of a side starts as H[L] + E[L]."""
-  options, pre = config.side(side).options, config.norm == 'pre'
-  return (
-    may_start_as_identity(config, side, 'feed_forward')
-    and options.hidden >= 2 * config.width
-    and (pre or options.norm == 'none')
-  )
-
-
 class LayerEmbedding(nn.Module):
   """Table E of a vector for each layer number; Wang et al. (2018), Eq. 4."""
 
@@ -53,61 +47,55 @@ class LayerEmbedding(nn.Module):
     """Return the table; row l belongs to H[l] of either side."""
     config = self.config
     rows = max(config.encoder_layers, config.decoder_layers) + 1
-    exact = any(starts_as_identity(config, s) for s in ('encoder', 'decoder'))
+    exact = any(
+      config.side(side).fusion == 'feed_forward'
+      and starts_as_identity(config, side)
+      for side in SIDES
+    )
     start = nn.initializers.zeros_init() if exact else _embedding_start
     return parameter(
       self, 'embedding', start, ('layers', 'embed'), (rows, config.width)
     )
 
 
-class FeedForwardFusion(nn.Module):
+class FeedForwardFusion(FusionModule):
   """Fusion by a feed-forward network; Wang et al. (2018), section 3.2.
 
-  norm(relu(concat(z + E) W1 + b1) W2 + b2). For the feed-forward fusion alone,
-  start='baseline' gives the norm of H[L] + E[L], because x = relu(x) -
-  relu(-x): W1 has [I, -I] in the rows of H[L] and zeros in the other rows of
-  these columns, W2 has [I; -I], and E starts as 0. The other columns of W1
-  start as usual, and W2 multiplies them by zeros.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    embedding: Layer embedding E, shared by both sides; None: no E.
+  norm(relu(concat(z + E) W1 + b1) W2 + b2). With start='baseline' it gives the
+  norm of H[L] + E[L], because x = relu(x) - relu(-x): W1 has [I, -I] in the
+  rows of H[L] and zeros in the other rows of these columns, W2 has [I; -I], and
+  E starts as 0. The other columns of W1 start as usual.
   """
 
-  config: ModelConfig
-  side: Side
   embedding: LayerEmbedding | None = None
 
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
-    starts: tuple[Initializer | None, ...] = (None,) * 4
+    config, options = self.config, self.options
+    first: tuple[Initializer | None, ...] = None, None
+    second: tuple[Initializer | None, ...] = None, None
     if starts_as_identity(config, self.side):
       zeros = nn.initializers.zeros_init()
-      starts = _two_signs(config), zeros, _difference, zeros
-    hidden, out = starts[:2], starts[2:]
-    self.hidden = Dense(config, options.hidden, ('embed', 'mlp'), True, *hidden)
-    self.out = Dense(config, config.width, ('mlp', 'embed'), True, *out)
+      first, second = (_two_signs(config), zeros), (_difference, zeros)
+    self.hidden = Dense(config, options.hidden, ('embed', 'mlp'), True, *first)
+    self.out = Dense(config, config.width, ('mlp', 'embed'), True, *second)
     self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
     self.norm = mlrf_norm(config, self.side)
 
   def fused_layers(self, layers: Layers) -> Layers:
     """Return z[l] + E[l] of the layers that are fused."""
-    options = self.config.side(self.side).options
+    options = self.options
     if options.layer_embedding and self.embedding is not None:
       table = self.embedding().astype(layers[0].dtype)
       layers = tuple(z + table[index] for index, z in enumerate(layers))
     return layers if options.include_embedding else layers[1:]
 
-  def network(
-    self, z: Float[Array, 'B T I'], context: Context
-  ) -> Float[Array, 'B T D']:
+  def network(self, z: Float[Array, 'B T I'], context: Context) -> States:
     """Return norm(relu(z W1 + b1) W2 + b2)."""
     hidden = jax.nn.relu(self.hidden(z))
     hidden = self.dropout(hidden, context.deterministic)
     return self.norm(self.out(hidden))
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the fusion of the layers."""
     return self.network(jnp.concatenate(self.fused_layers(layers), -1), context)
 
@@ -137,8 +125,17 @@ def _embedding_start(key: Array, shape: tuple[int, int]) -> Float[Array, 'n D']:
 
 
 def reads_layer_embedding(config: ModelConfig, side: Side) -> bool:
-  """Return whether the fusion of a side adds the layer embedding."""
+  """Return whether the fusion of a side adds the layer embedding E."""
   return config.side(side).options.layer_embedding
+
+
+def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  options = config.side(side).options
+  return (
+    reads_plain_layers(config, side)
+    and options.hidden >= 2 * config.width
+    and (config.norm == 'pre' or options.norm == 'none')
+  )
 
 
 SCHEME = on_both_sides(
@@ -150,5 +147,5 @@ SCHEME = on_both_sides(
   rate=0.3,
   layers_read=mlrf_layers,
   reads_layer_embedding=reads_layer_embedding,
-  starts_as_identity=starts_as_identity,
+  starts_as_identity=_starts_as_identity,
 )

@@ -16,17 +16,11 @@ from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import all_layers, on_both_sides
-from fusion_jax.fusion.streams import WAYS, StreamAttention
-from fusion_jax.layers.attention import (
-  LayerInput,
-  MultiHeadAttention,
-  residual_of,
-)
-from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.fusion.inputs import WAYS, LayerConnection, StreamAttention
+from fusion_jax.fusion.scheme import all_layers, always, on_both_sides
+from fusion_jax.layers.attention import LayerInput, residual_of
+from fusion_jax.layers.context import Context, Layers, States, token_mean
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -58,10 +52,6 @@ def position_weights(
 
   The slope at 0, where a relu has none, is 1 here: with 0, directions that
   start as 0 would stay there.
-
-  Args:
-    directions: Directions w_c, float32.
-    outputs: Outputs y_k.
   """
   products = [
     jnp.einsum(
@@ -72,21 +62,20 @@ def position_weights(
     )
     for y in outputs
   ]
-  found = jnp.stack(products, axis=-1)
-  return jnp.where(found >= 0, found, 0)
+  weights = jnp.stack(products, axis=-1)
+  return jnp.where(weights >= 0, weights, 0)
 
 
 def weighted_outputs(
   static: Float[Array, 'K *D'],
   dynamic: Float[Array, 'B T K'] | None,
   outputs: Layers,
-) -> Float[Array, 'B T D']:
+) -> States:
   """Return sum_k (b_k + d_k) y_k, computed in float32, in the outputs' dtype.
 
   Args:
     static: Weights b_k, numbers or vectors, float32.
     dynamic: Weights d_k of every position, float32; None: 0.
-    outputs: Outputs y_k.
   """
   total = jnp.zeros(outputs[0].shape, jnp.float32)
   for k, y in enumerate(outputs):
@@ -96,14 +85,10 @@ def weighted_outputs(
 
 
 def recent(outputs: Layers, last: int) -> Layers:
-  """Return y_0, the sum of the outputs between, and the last ones.
+  """Return y_0, the sum of the outputs between, and the `last` ones.
 
-  Args:
-    outputs: y_0 and at most last + 2 others, of which the first may be a sum.
-    last: Number of outputs that stay apart; 0: all do.
-
-  Returns:
-    At most last + 2 arrays.
+  Of at most last + 2 others than y_0 the first may be a sum; with last=0 all
+  stay apart.
   """
   if not last or len(outputs) <= last + 2:
     return outputs
@@ -114,12 +99,7 @@ def recent(outputs: Layers, last: int) -> Layers:
 def apart(
   weights: Float[Array, '*rest K'], outputs: int
 ) -> Float[Array, '*rest {outputs}']:
-  """Return the weight of every output, of those between all the same.
-
-  Args:
-    weights: Weights of what `recent` returns.
-    outputs: Number of outputs y_0, y_1 and so on.
-  """
+  """Return the weight of every output, of those between all the same."""
   between = outputs - weights.shape[-1] + 1
   if between == 1:
     return weights
@@ -146,17 +126,9 @@ class Grn(LayerConnection):
   Telemetry: 'weights_l_c' [K], the mean weights of way c after layer l.
   Views: with kind='dynamic', 'weights_l' [B, T, C, K]; b as the mean of its
   features.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    self.options = self.config.side(self.side).options
     numbers = range(self.config.layers(self.side) + 1)
     self.static = {str(n): self._static(n) for n in numbers}
     if self.options.kind == 'dynamic':
@@ -182,7 +154,7 @@ class Grn(LayerConnection):
 
   def _sums(
     self, layer: int, outputs: Layers, context: Context
-  ) -> list[Float[Array, 'B T D']]:
+  ) -> list[States]:
     """Return g_c[l+1] of every way."""
     static, dynamic = self.static[str(layer)], None
     means = static.reshape(*static.shape[:2], -1).mean(-1)
@@ -202,7 +174,7 @@ class Grn(LayerConnection):
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'] | LayerInput, tuple[Any, ...]]:
+  ) -> tuple[States | LayerInput, tuple[Any, ...]]:
     """Return g[l]; `carried` is x[l-1] and y[0..l-2] as the sums read them."""
     layer, y = len(layers) - 1, layers[-1]
     residual, *outputs = carried or (None,)
@@ -215,9 +187,7 @@ class Grn(LayerConnection):
     return x, (residual_of(x), *read)
 
 
-def _layer_input(
-  sums: list[Float[Array, 'B T D']],
-) -> Float[Array, 'B T D'] | LayerInput:
+def _layer_input(sums: list[States]) -> States | LayerInput:
   """Return the input of a layer; of three sums, the query's is its residual."""
   if len(sums) == 1:
     return sums[0]
@@ -226,10 +196,8 @@ def _layer_input(
 
 def _attention(
   config: ModelConfig, side: Side, index: int
-) -> MultiHeadAttention:
-  """Return the self-attention of a layer."""
-  streams = config.side(side).ways > 1
-  return StreamAttention(config) if streams else MultiHeadAttention(config)
+) -> StreamAttention | None:
+  return StreamAttention(config) if config.side(side).ways > 1 else None
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -243,10 +211,6 @@ def _check(config: ModelConfig, side: Side) -> None:
   )
 
 
-def _identity(config: ModelConfig, side: Side) -> bool:
-  return True
-
-
 SCHEME = on_both_sides(
   'grn',
   Grn,
@@ -255,10 +219,9 @@ SCHEME = on_both_sides(
   GrnOptions,
   norms=('pre',),
   check=_check,
-  owns_layer_inputs=lambda options: True,
-  hides_layer_below=lambda options: True,
-  ways=lambda options: options.ways,
+  owns_layer_inputs=always,
+  hides_layer_below=always,
   layers_read=all_layers,
-  starts_as_identity=_identity,
+  starts_as_identity=always,
   self_attention=_attention,
 )

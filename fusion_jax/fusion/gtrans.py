@@ -22,10 +22,10 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import Scheme
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.fusion.inputs import FusionModule, weighted_sum
+from fusion_jax.fusion.scheme import Predictions, Scheme
+from fusion_jax.layers.context import Context, Layers, States
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -64,7 +64,7 @@ class GtransOptions:
   belong to no group."""
 
   single_group_norm: Annotated[bool, Only('encoder')] = False
-  """Encoder: a norm even where all layers are one group."""
+  """Encoder: a norm even where all layers are one group, as released."""
 
   mode: Annotated[
     Literal['weighted_sum', 'weighted_mean', 'last'], Only('decoder')
@@ -96,11 +96,6 @@ def groups_of(config: ModelConfig, side: Side) -> tuple[range, ...]:
   return config.side(side).options.groups(config.layers(side), side)
 
 
-def group_count(config: ModelConfig, side: Side) -> int:
-  """Return the number of groups of a stack."""
-  return len(groups_of(config, side))
-
-
 def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
   """Return the numbers of the layers that the groups of a stack read."""
   last = side == 'encoder' or config.side(side).options.mode == 'last'
@@ -109,26 +104,15 @@ def layers_in_groups(config: ModelConfig, side: Side) -> tuple[int, ...]:
 
 
 def group_sum(
-  layers: Layers,
-  group: range,
-  weights: Float[Array, ' L'],
-  mode: Literal['weighted_sum', 'weighted_mean'],
-) -> Float[Array, 'B T D']:
+  layers: Layers, group: range, weights: Float[Array, ' L']
+) -> States:
   """Return sum_{l in group} w_l H[l]; Yang et al. (2022), Eq. 4.
 
   Args:
-    layers: Layers H[0..L].
-    group: Numbers of the layers of the group.
     weights: Weights w_1..w_L, float32.
-    mode: Whether to divide by the number of layers ('weighted_mean').
-
-  Returns:
-    The group's features, in the layers' dtype.
   """
-  own = weights[group.start - 1 : group.stop - 1]
-  if mode == 'weighted_mean':
-    own = own / len(group)
-  return weighted_sum(own, tuple(layers[number] for number in group))
+  weights = weights[group.start - 1 : group.stop - 1]
+  return weighted_sum(weights, tuple(layers[number] for number in group))
 
 
 def log_group_weights(
@@ -145,7 +129,7 @@ def _zero_weights(
   return parameter(module, name, zeros, (axis,), (count,))
 
 
-class EncoderGroups(nn.Module):
+class EncoderGroups(FusionModule):
   """Fusion of the encoder's groups; Yang et al. (2022), Eq. 2.
 
   LN(1 / G sum_k sigmoid(w_k) H[last layer of k]). Where all layers are one
@@ -153,18 +137,14 @@ class EncoderGroups(nn.Module):
   asks for it, as in the released code.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    options = self.config.side(self.side).options
-    count = group_count(self.config, self.side)
+    count = len(groups_of(self.config, self.side))
     self.weights = _zero_weights(self, 'weights', 'groups', count)
-    self.has_norm = count > 1 or options.single_group_norm
-    if self.has_norm:
-      self.norm = layer_norm(self.config)
+    always = self.options.single_group_norm
+    normed = count > 1 or always
+    self.norm = layer_norm(self.config) if normed else lambda x: x
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     del context
     weights = jax.nn.sigmoid(self.weights)
     sow(self, 'telemetry', 'group_weights', weights)
@@ -172,10 +152,10 @@ class EncoderGroups(nn.Module):
     fused = weighted_sum(
       weights / len(groups), tuple(layers[group[-1]] for group in groups)
     )
-    return self.norm(fused) if self.has_norm else fused
+    return self.norm(fused)
 
 
-class DecoderGroups(nn.Module):
+class DecoderGroups(FusionModule):
   """Features and weights of the decoder's groups; Yang (2022), Eq. 4-5.
 
   G[k] = sum_{l in k} sigmoid(w_l) H[l], with the weights psi.
@@ -184,12 +164,9 @@ class DecoderGroups(nn.Module):
   Layers that belong to no group have no weight.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
     groups = groups_of(self.config, self.side)
-    if self.config.side(self.side).options.mode != 'last':
+    if self.options.mode != 'last':
       self.layer_weights = _zero_weights(
         self, 'layer_weights', 'layers', groups[-1][-1]
       )
@@ -205,13 +182,12 @@ class DecoderGroups(nn.Module):
     Args:
       layers: Layers H[0..L], or the lowest of them: only groups that are
         complete are returned.
-      context: Context of the pass.
 
     Returns:
       The features of those groups, and their log psi among all groups, float32.
     """
     del context
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     features = self._features(layers)
     log_weights = log_group_weights(
       self.group_weights, options.temperature or math.sqrt(config.width)
@@ -219,30 +195,33 @@ class DecoderGroups(nn.Module):
     sow(self, 'telemetry', 'group_weights', jnp.exp(log_weights))
     return jnp.stack(features), log_weights[: len(features)]
 
-  def _features(self, layers: Layers) -> list[Float[Array, 'B T D']]:
+  def _features(self, layers: Layers) -> list[States]:
     groups = [
       group
       for group in groups_of(self.config, self.side)
       if group[-1] < len(layers)
     ]
-    mode = self.config.side(self.side).options.mode
+    mode = self.options.mode
     if mode == 'last':
       return [layers[group[-1]] for group in groups]
     weights = jax.nn.sigmoid(self.layer_weights)
     sow(self, 'telemetry', 'layer_weights', weights)
-    return [group_sum(layers, group, weights, mode) for group in groups]
+    sums = [group_sum(layers, group, weights) for group in groups]
+    if mode == 'weighted_sum':
+      return sums
+    return [x / len(group) for x, group in zip(sums, groups, strict=True)]
 
 
-def _groups_kept(config: ModelConfig) -> tuple[int, int]:
-  text = config.decoder.options.inference_groups
-  count = group_count(config, 'decoder')
-  if not text:
-    return 0, count
-  return parse_groups(text, count, 'model.decoder.options.inference_groups')
-
-
-def _layers_needed(config: ModelConfig) -> int:
-  return groups_of(config, 'decoder')[_groups_kept(config)[1] - 1][-1]
+def _predictions(config: ModelConfig) -> Predictions:
+  groups, text = (
+    groups_of(config, 'decoder'),
+    config.decoder.options.inference_groups,
+  )
+  kept = 0, len(groups)
+  if text:
+    field = 'model.decoder.options.inference_groups'
+    kept = parse_groups(text, len(groups), field)
+  return Predictions(len(groups), kept, groups[kept[1] - 1][-1])
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -255,9 +234,8 @@ def _check(config: ModelConfig, side: Side) -> None:
     f"'floor' leaves no group of {options.layers_of_group(side)} among "
     f'{layers} layers',
   )
-  if options.inference_groups and side == 'decoder':
-    field = f'{path}.inference_groups'
-    parse_groups(options.inference_groups, len(groups), field)
+  if side == 'decoder':
+    _predictions(config)
 
 
 SCHEME = Scheme(
@@ -268,7 +246,5 @@ SCHEME = Scheme(
   {'encoder': 'layer aggregation', 'decoder': 'prediction'},
   layers_read=layers_in_groups,
   check=_check,
-  prediction_count=lambda config: group_count(config, 'decoder'),
-  predictions_kept=_groups_kept,
-  layers_needed=_layers_needed,
+  predictions=_predictions,
 )

@@ -1,8 +1,8 @@
 """Attention over the layers in several hops; Wang et al. (2018), Eq. 5-7.
 
 Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
-one of them), P hops, A scorer width, K weights of one layer (1 or D), I and O
-any widths. Q is P, or 1 where all hops share one map.
+one of them), P hops, A scorer width, I and O any widths. Q is P,
+or 1 where all hops share one map.
 """
 
 import functools
@@ -22,11 +22,13 @@ from fusion_jax.fusion.feed_forward import (
   FeedForwardOptions,
   reads_layer_embedding,
 )
-from fusion_jax.fusion.inputs import Layers
 from fusion_jax.fusion.scheme import on_both_sides
-from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import kernel_initializer
-from fusion_jax.layers.parameter import Initializer, parameter
+from fusion_jax.layers.context import Context, Layers, States, token_mean
+from fusion_jax.layers.dense import (
+  kernel_initializer,
+  parameter,
+  stacked_initializer,
+)
 from fusion_jax.layers.sow import sow
 
 
@@ -43,55 +45,37 @@ class HopsOptions(FeedForwardOptions):
   independent: Literal['none', 'per_layer', 'per_hop'] = 'none'
   """Whether every layer, or every hop, has a W1 of its own."""
 
-  feature_wise: bool = False
-  """Weights for every feature instead of one weight a layer."""
-
 
 def hop_scores(
-  z: Float[Array, 'B T D'],
-  first: Float[Array, 'Q D A'],
-  second: Float[Array, 'A P K'],
-) -> Float[Array, 'B T P K']:
-  """Return e = tanh(z W1) W2 of one layer; Wang et al. (2018), Eq. 5.
+  z: States, first: Float[Array, 'Q D A'], second: Float[Array, 'A P']
+) -> Float[Array, 'B T P']:
+  """Return e = tanh(z W1) W2 of one layer, float32; Wang (2018), Eq. 5.
 
-  Args:
-    z: Layer z.
-    first: Matrix W1, one for all hops or one for each, float32.
-    second: Matrix W2, float32.
-
-  Returns:
-    Scores of the layer in every hop, float32.
+  `first` is W1, one for all hops or one for each, and `second` is W2.
   """
   positions = z.reshape(-1, z.shape[-1])
   hidden = jnp.einsum('MD,QDA->MQA', positions, first.astype(z.dtype))
   hidden, second = jnp.tanh(hidden), second.astype(z.dtype)
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
   if first.shape[0] == 1:
-    scores = product('MA,APK->MPK', hidden[:, 0], second)
+    scores = product('MA,AP->MP', hidden[:, 0], second)
   else:
-    scores = product('MPA,APK->MPK', hidden, second)
-  return scores.reshape(*z.shape[:-1], *second.shape[1:])
+    scores = product('MPA,AP->MP', hidden, second)
+  return scores.reshape(*z.shape[:-1], -1)
 
 
 def hop_sums(
-  attention: Float[Array, 'B T n P K'], layers: Layers
+  attention: Float[Array, 'B T n P'], layers: Layers
 ) -> Float[Array, 'B T PD']:
   """Return concat_p(sum_l a[l, p] z[l]); Wang et al. (2018), Eq. 7.
 
-  Args:
-    attention: Weights a, float32, which sum to 1 over the layers.
-    layers: Layers z[1..n].
-
-  Returns:
-    The sums of all hops, taken in float32, in the layers' dtype.
+  It is summed in float32 and returned in the layers' dtype.
   """
-  sums = functools.reduce(
-    jnp.add,
-    (
-      attention[:, :, index] * z[:, :, None].astype(jnp.float32)
-      for index, z in enumerate(layers)
-    ),
+  terms = (
+    attention[:, :, index, :, None] * z[:, :, None].astype(jnp.float32)
+    for index, z in enumerate(layers)
   )
+  sums = functools.reduce(jnp.add, terms)
   return sums.astype(layers[0].dtype).reshape(*layers[0].shape[:-1], -1)
 
 
@@ -104,52 +88,40 @@ class Hops(FeedForwardFusion):
   section 4.4; 'per_hop' has the size of its decoder with six hops.
 
   Telemetry: 'hop_attention' [hops, n], the mean attention.
-  Views: 'hop_attention' [B, T, n, hops], the attention, or its mean over the
-  features where each feature has its own.
+  Views: 'hop_attention' [B, T, n, hops], the attention.
   """
 
   def setup(self):
     super().setup()
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     fused = config.layers(self.side) + options.include_embedding
     stack, names = {
       'none': ((), ()),
       'per_layer': ((fused,), ('layers',)),
       'per_hop': ((options.hops,), ('hops',)),
     }[options.independent]
-    self.scorer_hidden = _Kernel(
-      config,
-      (*stack, config.width, options.scorer_width),
-      (*names, 'embed', 'mlp'),
-    )
-    weights = config.width if options.feature_wise else 1
-    self.scorer_out = _Kernel(
-      config, (options.scorer_width, options.hops * weights), ('mlp', 'hops')
-    )
+    shape, axes = (config.width, options.scorer_width), ('embed', 'mlp')
+    self.scorer_hidden = _Kernel(config, (*stack, *shape), (*names, *axes))
+    shape = options.scorer_width, options.hops
+    self.scorer_out = _Kernel(config, shape, ('mlp', 'hops'))
 
-  def attention(self, layers: Layers) -> Float[Array, 'B T n P K']:
+  def attention(self, layers: Layers) -> Float[Array, 'B T n P']:
     """Return a, the float32 softmax of the scores over the layers; Eq. 5-6."""
-    options = self.config.side(self.side).options
-    kernel = self.scorer_hidden()
-    firsts = (
-      kernel[:, None]
-      if options.independent == 'per_layer'
-      else [kernel.reshape(-1, *kernel.shape[-2:])] * len(layers)
-    )
-    second = self.scorer_out().reshape(options.scorer_width, options.hops, -1)
-    scores = [
-      hop_scores(z, first, second)
-      for z, first in zip(layers, firsts, strict=True)
-    ]
+    kernel, second = self.scorer_hidden(), self.scorer_out()
+    firsts = [kernel.reshape(-1, *kernel.shape[-2:])] * len(layers)
+    if self.options.independent == 'per_layer':
+      firsts = list(kernel[:, None])
+    pairs = zip(layers, firsts, strict=True)
+    scores = [hop_scores(z, first, second) for z, first in pairs]
     return jax.nn.softmax(jnp.stack(scores, 2), axis=2)
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the fusion of the layers."""
     fused = self.fused_layers(layers)
     attention = self.attention(fused)
-    means = attention.mean(-1)
-    sow(self, 'telemetry', 'hop_attention', token_mean(means, context.tokens).T)
-    sow(self, 'views', 'hop_attention', means)
+    means = token_mean(attention, context.tokens).T
+    sow(self, 'telemetry', 'hop_attention', means)
+    sow(self, 'views', 'hop_attention', attention)
     return self.network(hop_sums(attention, fused), context)
 
 
@@ -162,20 +134,9 @@ class _Kernel(nn.Module):
 
   @nn.compact
   def __call__(self) -> Float[Array, '*stack I O']:
-    init = kernel_initializer(self.config)
-    if len(self.shape) == 3:
-      init = _each(init)
-    return parameter(self, 'kernel', init, self.axes, self.shape)
-
-
-def _each(init: Initializer) -> Initializer:
-  """Draw every matrix of a stack as if it were alone."""
-
-  def start(key, shape):
-    keys = jax.random.split(key, shape[0])
-    return jax.vmap(lambda one: init(one, shape[1:]))(keys)
-
-  return start
+    stacked = len(self.shape) == 3
+    start = stacked_initializer if stacked else kernel_initializer
+    return parameter(self, 'kernel', start(self.config), self.axes, self.shape)
 
 
 SCHEME = on_both_sides(

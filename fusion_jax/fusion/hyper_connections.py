@@ -7,9 +7,10 @@ Axis letters: B batch, T positions, D model width, N streams, O numbers that a
 generator gives.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,11 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.scheme import ResidualPlug, no_layers, on_both_sides
-from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.parameter import Initializer, parameter
-from fusion_jax.layers.residual import Residual, ResidualState, Streams
+from fusion_jax.fusion.residuals import PLAIN
+from fusion_jax.fusion.scheme import always, no_layers, on_both_sides
+from fusion_jax.layers.context import Context, States, token_mean
+from fusion_jax.layers.dense import Initializer, parameter
+from fusion_jax.layers.residual import Residual, ResidualState
 from fusion_jax.layers.sow import sow
 
 
@@ -42,10 +44,6 @@ class HyperOptions:
   streams: Annotated[int, Field(ge=2, le=64)] = 4
   """Number of residual streams."""
 
-  collapse: Literal['mean', 'learned'] = 'mean'
-  """What follows the stack: the mean of the streams (the paper's sum over their
-  number, which the norm behind it does not see), or a learned reading."""
-
   rounds: Depth = 20
   """Manifold: rounds of Sinkhorn's algorithm."""
 
@@ -61,6 +59,29 @@ _READ, _KEEP = 2.0, 4.0
 _FLOOR = 1e-6
 
 
+@dataclasses.dataclass(frozen=True)
+class Streams(ResidualState):
+  """Several streams, [B, N, T, D]; H[l] is their mean.
+
+  The paper's sum over their number: the norm behind it does not see the factor.
+  Positions come after streams, so that the two last axes are long: TPUs pad
+  them to multiples of 8 and 128.
+  """
+
+  is_layer: ClassVar[bool] = False
+
+  count: int
+
+  def open(self, x: States) -> Float[Array, 'B N T D']:
+    """Return H[0] in every stream."""
+    shape = x.shape[0], self.count, *x.shape[1:]
+    return jnp.broadcast_to(x[:, None], shape)
+
+  def close(self, state: Float[Array, 'B N T D']) -> States:
+    """Return the mean of the streams."""
+    return state.mean(1, dtype=jnp.float32).astype(state.dtype)
+
+
 def sinkhorn(
   logits: Float[Array, '*P N N T'], rounds: int
 ) -> Float[Array, '*P N N T']:
@@ -70,10 +91,6 @@ def sinkhorn(
   first round in logarithms every sum is between 1/N and N, and the others
   change factors of the rows and of the columns. For the backward pass a round
   keeps N of these, not a matrix of N by N, and computes the rest again.
-
-  Args:
-    logits: Logarithms of positive matrices.
-    rounds: Number of times, at least 1.
 
   Returns:
     Matrices whose columns sum to 1, and their rows nearly so.
@@ -107,30 +124,22 @@ class StreamWeights(NamedTuple):
 
 def read_streams(
   streams: Float[Array, 'B N T D'], weights: Float[Array, '*#B N #T']
-) -> Float[Array, 'B T D']:
-  """Return sum_i p_i X_i, in the dtype of the streams.
-
-  Args:
-    streams: Streams X.
-    weights: Weights p, float32.
-  """
+) -> States:
+  """Return sum_i p_i X_i, in the dtype of the streams."""
   read = (weights[..., None] * streams).sum(-3)
   return read.astype(streams.dtype)
 
 
 def write_streams(
   streams: Float[Array, 'B N T D'],
-  y: Float[Array, 'B T D'],
+  y: States,
   mix: Float[Array, '*#B N N #T'] | None,
   weights: Float[Array, '*#B N #T'],
 ) -> Float[Array, 'B N T D']:
   """Return X'_j = sum_i R_ij X_i + o_j y, in the dtype of the streams.
 
   Args:
-    streams: Streams X.
-    y: Output of a sublayer.
     mix: Matrix R, float32; None: the identity.
-    weights: Weights o, float32.
   """
   written = weights[..., None] * y[:, None]
   if mix is None:
@@ -175,16 +184,10 @@ _mixed.defvjp(lambda *args: (_mixed(*args), args), _mixed_gradients)
 
 
 class Generator(nn.Module):
-  """Numbers that positions compute from their streams, without a bias.
+  """O numbers that positions compute from their streams, without a bias.
 
-  They come before positions, as streams do.
-
-  Attributes:
-    config: Model configuration.
-    features: Number O of numbers.
-    of_each: Whether each stream has its own; otherwise they are of all streams
-      side by side.
-    start: Initialiser of the kernel.
+  They come before positions, as streams do. With `of_each` each stream has its
+  own; otherwise they are of all streams side by side.
   """
 
   config: ModelConfig
@@ -209,12 +212,12 @@ class Generator(nn.Module):
       kernel = kernel - kernel.mean(0)
       mean = x.mean(-1, dtype=jnp.float32)
       square = (square.mean(-1) - jnp.square(mean)).clip(0)
-      found = _product('do,bntd->bont', kernel, x)
+      numbers = _product('do,bntd->bont', kernel, x)
     else:
       kernel = kernel.reshape(count, width, -1)
       square = square.mean((1, 3))
-      found = _product('ndo,bntd->bot', kernel, x)
-    return found * jax.lax.rsqrt(square + self.config.norm_epsilon)[:, None]
+      numbers = _product('ndo,bntd->bot', kernel, x)
+    return numbers * jax.lax.rsqrt(square + self.config.norm_epsilon)[:, None]
 
 
 def _product(
@@ -244,11 +247,6 @@ class HyperResidual(Residual):
 
   Telemetry: 'read' [N], 'write' [N] and 'mix' [N, N], means over the tokens.
   Views: the same with [B, T, ...], but for kind='static'.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
-    number: Number of the sublayer in its stack, from 0.
   """
 
   side: Side
@@ -258,9 +256,9 @@ class HyperResidual(Residual):
     super().setup()
     self.options = options = self.config.side(self.side).options
     count, kind = options.streams, options.kind
-    own = jax.nn.one_hot(self.number % count, count)
+    one = jax.nn.one_hot(self.number % count, count)
     gated = kind in ('identity_mix', 'manifold')
-    self.read = self._static('read', _READ * (2 * own - 1) if gated else own)
+    self.read = self._static('read', _READ * (2 * one - 1) if gated else one)
     self.write = self._static('write', jnp.full(count, float(not gated)))
     if kind != 'identity_mix':
       keep = jnp.eye(count) * (_KEEP if gated else 1)
@@ -287,7 +285,7 @@ class HyperResidual(Residual):
 
   def before(
     self, x: Float[Array, 'B N T D'], context: Context
-  ) -> tuple[Float[Array, 'B T D'], StreamWeights]:
+  ) -> tuple[States, StreamWeights]:
     """Return the input of f, and the weights of the sublayer."""
     weights = self._recomputed(HyperResidual._weights)(self, x)
     self._record(weights, context)
@@ -300,17 +298,16 @@ class HyperResidual(Residual):
   def after(
     self,
     x: Float[Array, 'B N T D'],
-    y: Float[Array, 'B T D'],
+    y: States,
     context: Context,
-    held: StreamWeights | None = None,
+    kept: StreamWeights | None = None,
     scale: Float[Array, ''] | None = None,
   ) -> Float[Array, 'B N T D']:
-    """Return the streams after the sublayer; see `Residual.after`."""
-    del scale
-    assert held is not None, 'the weights that `before` gave'
+    """Return the streams after the sublayer; `kept` are its weights."""
+    assert kept is not None, 'the weights that `before` gave'
     y = self.dropout(y, context.deterministic)
     write = self._recomputed(lambda self, *args: write_streams(*args))
-    return write(self, x, y, held.mix, held.write)
+    return write(self, x, y, kept.mix, kept.write)
 
   def _recomputed(self, body: Callable[..., Any]) -> Callable[..., Any]:
     """Return body, of which the backward pass keeps the arguments alone."""
@@ -322,24 +319,24 @@ class HyperResidual(Residual):
     if kind == 'static':
       shared = self.read[:, None], self.write[:, None], self.mix[..., None]
       return StreamWeights(*shared)
-    found = self.generator(x)
-    return self._sums(found) if kind == 'dynamic' else self._gates(found)
+    numbers = self.generator(x)
+    return self._sums(numbers) if kind == 'dynamic' else self._gates(numbers)
 
-  def _sums(self, found: Float[Array, 'B O N T']) -> StreamWeights:
+  def _sums(self, numbers: Float[Array, 'B O N T']) -> StreamWeights:
     """Return the weights of kind='dynamic' from what each stream says."""
-    found = jnp.tanh(found)
+    numbers = jnp.tanh(numbers)
     # Number 2 + j of stream i is R_ij.
-    mix = jnp.swapaxes(found[:, 2:], 1, 2)
+    mix = jnp.swapaxes(numbers[:, 2:], 1, 2)
     return StreamWeights(
-      self.read_scale * found[:, 0] + self.read[:, None],
-      self.write_scale * found[:, 1] + self.write[:, None],
+      self.read_scale * numbers[:, 0] + self.read[:, None],
+      self.write_scale * numbers[:, 1] + self.write[:, None],
       self.read_scale * mix + self.mix[..., None],
     )
 
-  def _gates(self, found: Float[Array, 'B O T']) -> StreamWeights:
+  def _gates(self, numbers: Float[Array, 'B O T']) -> StreamWeights:
     """Return the weights of the other kinds from what all streams say."""
     options, count = self.options, self.options.streams
-    read, write, mix = jnp.split(found, (count, 2 * count), axis=1)
+    read, write, mix = jnp.split(numbers, (count, 2 * count), axis=1)
     read = jax.nn.sigmoid(self.read_scale * read + self.read[:, None])
     write = 2 * jax.nn.sigmoid(self.write_scale * write + self.write[:, None])
     if options.kind == 'identity_mix':
@@ -369,11 +366,6 @@ def streams_in_turn(config: ModelConfig, side: Side, stack: Any) -> Any:
 
   With `scan_layers` all layers are made as the first one is; here each gets its
   own start.
-
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-    stack: Parameters of the stack, boxed or not.
   """
   if not config.scan_layers:
     return stack
@@ -388,43 +380,8 @@ def streams_in_turn(config: ModelConfig, side: Side, stack: Any) -> Any:
   return {**stack, 'layers': layers}
 
 
-class StreamsRead(nn.Module):
-  """Learned reading of the streams after the last layer.
-
-    sum_i sigmoid(0.01 z_i + b_i) X_i,  z = rms(X_1..X_N) phi
-
-  phi and b start as 0, which gives a multiple of the sum.
-
-  Views: 'read' [B, T, N].
-
-  Attributes:
-    config: Model configuration.
-  """
-
-  config: ModelConfig
-
-  @nn.compact
-  def __call__(
-    self, x: Float[Array, 'B N T D'], context: Context
-  ) -> Float[Array, 'B T D']:
-    del context
-    count, zeros = x.shape[1], nn.initializers.zeros_init()
-    z = Generator(self.config, count, False, zeros, name='generator')(x)
-    bias = parameter(self, 'read', zeros, (None,), (count,))
-    start = nn.initializers.constant(_SCALE)
-    scale = parameter(self, 'read_scale', start, (), ())
-    weights = jax.nn.sigmoid(scale * z + bias[:, None])
-    sow(self, 'views', 'read', jnp.moveaxis(weights, -1, 1))
-    return read_streams(x, weights)
-
-
-def _state(config: ModelConfig, side: Side) -> ResidualState:
+def _state(config: ModelConfig, side: Side) -> Streams:
   return Streams(config.side(side).options.streams)
-
-
-def _state_read(config: ModelConfig, side: Side) -> StreamsRead | None:
-  learned = config.side(side).options.collapse == 'learned'
-  return StreamsRead(config) if learned else None
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -436,10 +393,6 @@ def _check(config: ModelConfig, side: Side) -> None:
   )
 
 
-def _identity(config: ModelConfig, side: Side) -> bool:
-  return True
-
-
 SCHEME = on_both_sides(
   'hyper_connections',
   HyperResidual,
@@ -449,7 +402,7 @@ SCHEME = on_both_sides(
   norms=('pre',),
   check=_check,
   layers_read=no_layers,
-  starts_as_identity=_identity,
-  residual=ResidualPlug(HyperResidual, _state, _state_read),
+  starts_as_identity=always,
+  residual=PLAIN._replace(module=HyperResidual, state=_state),
   initial=streams_in_turn,
 )

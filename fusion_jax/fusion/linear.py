@@ -1,4 +1,7 @@
-"""Linear combination of layers; Dou et al. (EMNLP 2018), Eq. 5.
+"""Combinations of all layers: linear, and with weights of each position.
+
+Dou et al. (EMNLP 2018), Eq. 5; dynamic combination, Dou et al. (AAAI 2019),
+Eq. 4.
 
 Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
 """
@@ -6,6 +9,7 @@ Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -13,12 +17,21 @@ from jaxtyping import Array, Float
 from fusion_jax.bounds import SizeOrZero
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import Layers
-from fusion_jax.fusion.scheme import on_both_sides
-from fusion_jax.fusion.starts import may_start_as_identity
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.dense import Dense, bias_initializer, kernel_initializer
-from fusion_jax.layers.parameter import Initializer, parameter
+from fusion_jax.fusion.inputs import (
+  FusionModule,
+  reads_plain_layers,
+  weighted_sum,
+)
+from fusion_jax.fusion.scheme import on_both_sides, starts_as_identity
+from fusion_jax.layers.context import Context, Layers, States, token_mean
+from fusion_jax.layers.dense import (
+  Dense,
+  Initializer,
+  bias_initializer,
+  kernel_initializer,
+  parameter,
+)
+from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow, wants
 
 
@@ -46,17 +59,8 @@ def affine(
 
 def linear_combination(
   layers: Layers, kernel: Float[Array, 'L D D'], bias: Float[Array, ' D']
-) -> Float[Array, 'B T D']:
-  """Return sum_l H[l] W_l + b; Dou et al. (2018), Eq. 5.
-
-  Args:
-    layers: Layers H[1..L].
-    kernel: Matrices W_1..W_L, float32.
-    bias: Vector b, float32.
-
-  Returns:
-    The combination, in the layers' dtype.
-  """
+) -> States:
+  """Return sum_l H[l] W_l + b, in the layers' dtype; Dou (2018), Eq. 5."""
   rows = kernel.reshape(-1, kernel.shape[-1])
   return affine(jnp.concatenate(layers, -1), rows, bias)
 
@@ -64,15 +68,7 @@ def linear_combination(
 def block_norms(
   parameters: Mapping[str, Any], layers: int
 ) -> Float[Array, ' L']:
-  """Return |W_l| of sum_l H[l] W_l; in the factored form, W_l = A_l B.
-
-  Args:
-    parameters: Parameters of a linear combination.
-    layers: Number of layers that it combines.
-
-  Returns:
-    Frobenius norms, from the lowest layer upwards.
-  """
+  """Return Frobenius norms |W_l|; in the factored form, W_l = A_l B."""
   if 'kernel' in parameters:
     blocks = parameters['kernel']
   else:
@@ -82,16 +78,7 @@ def block_norms(
   return jnp.linalg.norm(blocks, axis=(1, 2))
 
 
-def starts_as_identity(config: ModelConfig, side: Side) -> bool:
-  """Return whether the combination of a side starts as H[L]."""
-  options = config.side(side).options
-  wide = (options.hidden or config.filter) >= config.width
-  return may_start_as_identity(config, side, 'linear') and (
-    wide or not options.factored
-  )
-
-
-class Linear(nn.Module):
+class Linear(FusionModule):
   """Linear combination of H[1..L]; Dou et al. (2018), Eq. 5.
 
   The factored form, concat(H[1..L]) A B + biases without an activation, has the
@@ -99,60 +86,36 @@ class Linear(nn.Module):
   its text. start='baseline' gives H[L]. Plain: W_L = I and the other W_l = 0.
   Factored: B = [I; 0], and A has [I, 0] in its rows of H[L]; elsewhere the
   columns of A that meet the zeros of B start as usual, or both would stay 0.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
+    identity = starts_as_identity(config, self.side)
     if options.factored:
-      features = options.hidden or config.filter
-      self.hidden = self._dense(
-        features, ('embed', 'mlp'), _top_identity(config)
+      columns = options.hidden or config.filter
+      starts = (_top_identity(config), _identity) if identity else (None, None)
+      zeros = nn.initializers.zeros_init() if identity else None
+      self.hidden = Dense(
+        config, columns, ('embed', 'mlp'), True, starts[0], zeros
       )
-      self.out = self._dense(config.width, ('mlp', 'embed'), _identity)
-    else:
-      self.kernel, self.bias = self._kernel(), self._bias()
+      self.out = Dense(
+        config, config.width, ('mlp', 'embed'), True, starts[1], zeros
+      )
+      return
+    width, layers = config.width, config.layers(self.side)
+    kernel, bias = _one_matrix(config), bias_initializer(config, layers * width)
+    if identity:
+      kernel, bias = _last_identity, nn.initializers.zeros_init()
+    axes, shape = ('layers', 'embed', 'mlp'), (layers, width, width)
+    self.kernel = parameter(self, 'kernel', kernel, axes, shape)
+    self.bias = parameter(self, 'bias', bias, ('norm',), (width,))
 
-  @property
-  def _from_baseline(self) -> bool:
-    return starts_as_identity(self.config, self.side)
-
-  def _dense(
-    self, features: int, axes: tuple[str, str], start: Initializer
-  ) -> Dense:
-    if not self._from_baseline:
-      return Dense(self.config, features, axes, True)
-    zeros = nn.initializers.zeros_init()
-    return Dense(self.config, features, axes, True, start, zeros)
-
-  def _kernel(self) -> Float[Array, 'L D D']:
-    config = self.config
-    shape = (config.layers(self.side), config.width, config.width)
-    init = _last_identity if self._from_baseline else _one_matrix(config)
-    axes = ('layers', 'embed', 'mlp')
-    return parameter(self, 'kernel', init, axes, shape)
-
-  def _bias(self) -> Float[Array, ' D']:
-    config = self.config
-    init = (
-      nn.initializers.zeros_init()
-      if self._from_baseline
-      else bias_initializer(config, config.layers(self.side) * config.width)
-    )
-    return parameter(self, 'bias', init, ('norm',), (config.width,))
-
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Return the combination of H[1..L]."""
     if wants(self, 'telemetry'):
       norms = block_norms(nn.unbox(self.variables['params']), len(layers) - 1)
       sow(self, 'telemetry', 'layer_norms', norms)
-    if self.config.side(self.side).options.factored:
+    if self.options.factored:
       return self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
     return linear_combination(layers[1:], self.kernel, self.bias)
 
@@ -189,12 +152,82 @@ def _top_identity(config: ModelConfig) -> Initializer:
   return start
 
 
-SCHEME = on_both_sides(
+def _starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  options = config.side(side).options
+  wide = (options.hidden or config.filter) >= config.width
+  return reads_plain_layers(config, side) and (wide or not options.factored)
+
+
+LINEAR = on_both_sides(
   'linear',
   Linear,
   'layer aggregation',
   'Dou et al. 2018, Eq. 5',
   LinearOptions,
   rate=0.1,
-  starts_as_identity=starts_as_identity,
+  starts_as_identity=_starts_as_identity,
+)
+
+
+@section('model.*.options')
+class DynamicOptions:
+  """Dynamic combination (Dou 2019, Eq. 4)."""
+
+  hidden: SizeOrZero = 0
+  """Hidden width; 0: model.filter."""
+
+
+class DynamicCombination(FusionModule):
+  """Fusion sum_l W[l] * H[l]; Dou et al. (2019), Eq. 4.
+
+  W = FFN(concat(H[1..L])), and FFN(z) = relu(z W1 + b1) W2 + b2 gives the
+  weights of all layers at once: W1 is shared, and W2 has a block for every
+  layer. The paper speaks of a network for each layer; both forms have the size
+  of its Table 1. start='baseline' gives H[L]: W2 = 0, b2 = 1 on the block of
+  H[L] and 0 elsewhere.
+
+  Telemetry: 'layer_weights' [L], the mean weight of every layer.
+  Views: 'layer_weights' [B, T, L, D].
+  """
+
+  def setup(self):
+    config, options = self.config, self.options
+    self.hidden = Dense(
+      config, options.hidden or config.filter, ('embed', 'mlp'), True
+    )
+    starts: tuple[Initializer | None, ...] = None, None
+    if starts_as_identity(config, self.side):
+      starts = nn.initializers.zeros_init(), self._last_ones
+    features = config.layers(self.side) * config.width
+    self.out = Dense(config, features, ('mlp', 'embed'), True, *starts)
+    self.dropout = Dropout(config.activation_dropout, config.dropout_generator)
+
+  def _last_ones(self, key: Array, shape: tuple[int]) -> Float[Array, ' O']:
+    return jnp.zeros(shape).at[-self.config.width :].set(1)
+
+  def weights(
+    self, layers: Layers, context: Context
+  ) -> Float[Array, 'B T L D']:
+    """Return W, weights of any sign."""
+    hidden = jax.nn.relu(self.hidden(jnp.concatenate(layers, -1)))
+    weights = self.out(self.dropout(hidden, context.deterministic))
+    return weights.reshape(*layers[0].shape[:-1], len(layers), -1)
+
+  def __call__(self, layers: Layers, context: Context) -> States:
+    """Return the combination of H[1..L]."""
+    weights = self.weights(layers[1:], context)
+    means = weights.mean(-1, dtype=jnp.float32)
+    sow(self, 'telemetry', 'layer_weights', token_mean(means, context.tokens))
+    sow(self, 'views', 'layer_weights', weights)
+    by_layer = jnp.moveaxis(weights.astype(jnp.float32), 2, 0)
+    return weighted_sum(by_layer, layers[1:])
+
+
+DYNAMIC_COMBINATION = on_both_sides(
+  'dynamic_combination',
+  DynamicCombination,
+  'layer aggregation',
+  'Dou et al. 2019, Eq. 4',
+  DynamicOptions,
+  starts_as_identity=reads_plain_layers,
 )

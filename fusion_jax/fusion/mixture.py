@@ -24,17 +24,7 @@ def keep_groups(
   first: int,
   last: int,
 ) -> tuple[Float[Array, 'K *rest'], Float[Array, 'K *positions']]:
-  """Return the groups first..last - 1, counted from 0.
-
-  Args:
-    features: Features of all groups.
-    log_weights: Logarithms of psi, float32.
-    first: First group to keep; see `parse_groups`.
-    last: Group after the last one to keep.
-
-  Returns:
-    Features of those groups, and log psi, where psi sums to 1 over them.
-  """
+  """Return groups first..last - 1, and their log psi, where psi sums to 1."""
   kept = slice(first, last)
   return features[kept], jax.nn.log_softmax(log_weights[kept], axis=0)
 
@@ -42,12 +32,7 @@ def keep_groups(
 def at_positions(
   log_weights: Float[Array, 'G *positions'], shape: tuple[int, ...]
 ) -> Float[Array, 'G *rest']:
-  """Return log psi at every position, where it may be one for all of them.
-
-  Args:
-    log_weights: Logarithms of psi, [G] or [G, *shape].
-    shape: Axes of the positions.
-  """
+  """Return log psi at every position, where it may be one for all of them."""
   ones = (1,) * (len(shape) + 1 - log_weights.ndim)
   return jnp.broadcast_to(
     log_weights.reshape(*log_weights.shape, *ones), (len(log_weights), *shape)
@@ -61,14 +46,7 @@ def token_mixture(
 ) -> Float[Array, '*rest']:
   """Return the mixture of the groups' log-probabilities of given tokens.
 
-  Args:
-    log_p: Log-probabilities of the tokens in every group.
-    log_weights: Logarithms of psi, float32, [G] or those of every token.
-    combine: Mixture: 'arithmetic' is log sum_k psi_k p_k, 'geometric' is
-      sum_k psi_k log p_k.
-
-  Returns:
-    Log-probabilities, float32.
+  'arithmetic' is log sum_k psi_k p_k, 'geometric' is sum_k psi_k log p_k.
   """
   weights = at_positions(log_weights, log_p.shape[1:])
   if combine == 'arithmetic':
@@ -82,20 +60,11 @@ def mixture_log_probabilities(
   logits: Callable[[Float[Array, 'M D']], Float[Array, 'M V']],
   combine: Combine,
 ) -> Float[Array, 'M V']:
-  """Return the logarithm of the mixture of all groups' predictions.
+  """Return the logarithm of the mixture of all groups' predictions, float32.
 
   'arithmetic': log sum_k psi_k P_k, Yang et al. (2022), Eq. 6.
   'geometric': sum_k psi_k log P_k, as in the released code; its exponentials
-  sum to 1 or less.
-
-  Args:
-    features: Features of the groups.
-    log_weights: Logarithms of psi, float32, [G] or those of all M rows.
-    logits: Output layer; only the logits of one group exist at a time.
-    combine: Mixture, one of the two above.
-
-  Returns:
-    Log-probabilities, float32.
+  sum to 1 or less. Only the logits of one group exist at a time.
   """
 
   def log_p(group_features):

@@ -16,15 +16,22 @@ from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import Layers, weighted_sum
-from fusion_jax.fusion.scheme import all_layers, on_both_sides
+from fusion_jax.fusion.inputs import (
+  WAYS,
+  LayerConnection,
+  StreamAttention,
+  weighted_sum,
+)
+from fusion_jax.fusion.scheme import (
+  all_layers,
+  always,
+  on_both_sides,
+  source_of,
+)
 from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion.streams import WAYS, StreamAttention
-from fusion_jax.layers.attention import LayerInput, MultiHeadAttention
-from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import Dense
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.attention import LayerInput
+from fusion_jax.layers.context import Context, Layers, States, token_mean
+from fusion_jax.layers.dense import Dense, parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -61,11 +68,6 @@ _LAST = 4
 def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
   """Return the names of the sums after a layer, in the order of their weights.
 
-  Args:
-    config: Model configuration.
-    side: Side of the stack.
-    layer: Number of the layer, from 1.
-
   Returns:
     The ways of the layer above. After the last layer they are those of the
     memories of the decoder's layers, or one, the output of the stack.
@@ -82,8 +84,8 @@ def sum_names(config: ModelConfig, side: Side, layer: int) -> tuple[str, ...]:
 
 def hidden_width(config: ModelConfig, side: Side, layer: int) -> int:
   """Return the hidden width of the generator after a layer."""
-  options, names = config.side(side).options, sum_names(config, side, layer)
-  width = len(names) * (layer + 1)
+  width = len(sum_names(config, side, layer)) * (layer + 1)
+  options = config.side(side).options
   is_output = layer == config.layers(side) and not options.memory_ways
   width *= _LAST if is_output else 1
   multiple = options.hidden_multiple
@@ -111,17 +113,10 @@ class Mudd(LayerConnection):
 
   Telemetry: 'weights_l_c' [K], the mean weights of sum c after layer l.
   Views: 'weights_l' [B, T, C, K].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    self.options = options = self.config.side(self.side).options
+    options = self.options
     count = self.config.layers(self.side)
     numbers = [n for n in range(1, count + 1) if self._names(n)]
     self.hidden = {str(n): self._hidden(n) for n in numbers}
@@ -159,7 +154,7 @@ class Mudd(LayerConnection):
     )
 
   def _weights(
-    self, x: Float[Array, 'B T D'], layer: int, context: Context
+    self, x: States, layer: int, context: Context
   ) -> Float[Array, 'B T C K']:
     """Return W_l for every position, float32."""
     wide = x.astype(jnp.float32)
@@ -200,24 +195,17 @@ class Mudd(LayerConnection):
       return self._memories(sums), carried
     return (LayerInput(*sums) if len(sums) > 1 else sums[0]), carried
 
-  def _source(
-    self, number: int, layer: Float[Array, 'B T D'], context: Context
-  ) -> Float[Array, 'B T D']:
+  def _source(self, number: int, layer: States, context: Context) -> States:
     """Return X[number] as the sums read it."""
     normed = self.options.norms == 'pre_post'
-    own = self.norm[str(number)](layer) if normed else layer
-    return context.read_one(number, own)
+    layer = self.norm[str(number)](layer) if normed else layer
+    return context.read_one(number, layer)
 
-  def _added(
-    self,
-    sums: list[Float[Array, 'B T D']],
-    x: Float[Array, 'B T D'],
-    layer: int,
-  ) -> list[Float[Array, 'B T D']]:
+  def _added(self, sums: list[States], x: States, layer: int) -> list[States]:
     """Return the sums with X[l], that of the residual after its norm."""
     if str(layer) in self.sum_norm:
       sums = [self.sum_norm[str(layer)](sums[0]), *sums[1:]]
-    return [x + each for each in sums]
+    return [x + total for total in sums]
 
   def _memories(
     self, sums: list[Float[Array, 'B S D']]
@@ -231,10 +219,10 @@ class Mudd(LayerConnection):
 
 def _attention(
   config: ModelConfig, side: Side, index: int
-) -> MultiHeadAttention:
+) -> StreamAttention | None:
   """Return the self-attention of a layer; layer 1 reads H[0] alone."""
-  streams = config.side(side).options.ways > 1 and index > 1
-  return StreamAttention(config) if streams else MultiHeadAttention(config)
+  streams = config.side(side).ways > 1 and index > 1
+  return StreamAttention(config) if streams else None
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -245,18 +233,14 @@ def _check(config: ModelConfig, side: Side) -> None:
     f'{path}.ways',
     f'0 leaves nothing to sum; use 1 or 4{others}',
   )
-  source = config.decoder.source
-  attention = source and source.cross_attention(config, config.decoder_layers)
+  source = source_of(config, 'decoder')
+  attention = source.cross_attention(config, config.decoder_layers)
   require(
     options.memory_ways < 2 or not isinstance(attention, ShortcutAttention),
     f'{path}.memory_ways',
     f'{options.memory_ways} and shortcuts into the cross-attention of the '
     'decoder both replace its keys and values; choose one, or 1',
   )
-
-
-def _identity(config: ModelConfig, side: Side) -> bool:
-  return True
 
 
 SCHEME = on_both_sides(
@@ -269,8 +253,7 @@ SCHEME = on_both_sides(
   check=_check,
   owns_layer_inputs=lambda options: options.ways > 0,
   hides_layer_below=lambda options: options.ways > 0,
-  ways=lambda options: options.ways,
   layers_read=all_layers,
-  starts_as_identity=_identity,
+  starts_as_identity=always,
   self_attention=_attention,
 )

@@ -7,18 +7,16 @@ Axis letters: M rows of a pass, T positions, D model width.
 
 from typing import Annotated
 
-from jaxtyping import Array, Float
 from pydantic import Field
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.inputs import per_layer_norms
-from fusion_jax.fusion.scheme import AttentionSource
-from fusion_jax.fusion.starts import Opening
+from fusion_jax.fusion.inputs import Opening, per_layer_norms
+from fusion_jax.fusion.scheme import AttentionSource, scheme_of
 from fusion_jax.fusion.tree import AggNode, AggOptions
 from fusion_jax.layers.attention import MultiHeadAttention
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.residual import layer_norm
 
 
@@ -31,17 +29,10 @@ class MultiLayerOptions(AggOptions):
 
 
 def layers_read(index: int, most: int) -> int:
-  """Return how many layers the self-attention of layer `index` reads.
+  """Return how many layers the self-attention of layer `index`, from 1, reads.
 
-  Only the first layer reads the embedding H[0], so that layer k + 1 is the
-  first one with k layers to read.
-
-  Args:
-    index: Number of the layer, counted from 1.
-    most: Number of layers, k.
-
-  Returns:
-    k, or 1 where there are fewer layers below.
+  It is `most`, or 1 where there are fewer layers below: only the first layer
+  reads the embedding H[0], so that layer k + 1 is the first with k to read.
   """
   return most if index > most else 1
 
@@ -53,11 +44,6 @@ class MultiLayerAttention(MultiHeadAttention):
   layer's usual attention, and its parameters keep their usual names; each other
   layer that is read has its own attention. A layer that reads one layer has no
   AGG. With start='baseline' an opening makes the sublayer start as C_1.
-
-  Attributes:
-    config: Model configuration.
-    side: Side whose options hold.
-    index: Number of the layer, counted from 1.
   """
 
   side: Side
@@ -72,10 +58,8 @@ class MultiLayerAttention(MultiHeadAttention):
       self.source_norm = {str(i): layer_norm(config) for i in numbers}
     if numbers:
       self.agg = AggNode(config, config.side(self.side).attention_options)
-    if numbers and config.side(self.side).start == 'baseline':
-      self.opening: Opening | None = Opening(config)
-    else:
-      self.opening = None
+    opens = numbers and config.side(self.side).start == 'baseline'
+    self.opening = Opening(config) if opens else None
 
   @property
   def _numbers(self) -> range:
@@ -84,12 +68,8 @@ class MultiLayerAttention(MultiHeadAttention):
     return range(2, layers_read(self.index, options.layers) + 1)
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Attend to several layers; see `MultiHeadAttention.attend`."""
     outputs = [super().attend(x, h, layers, context)]
     for i in self._numbers:
@@ -107,9 +87,8 @@ class MultiLayerAttention(MultiHeadAttention):
 def _check(config: ModelConfig, side: Side) -> None:
   chosen, path = config.side(side), f'model.{side}'
   read, layers = chosen.attention_options.layers, config.layers(side)
-  scheme = chosen.scheme
   require(
-    not (scheme and scheme.hides_layer_below(chosen.options)),
+    not scheme_of(config, side).hides_layer_below(chosen.options),
     f'{path}.attention',
     "'multi_layer' reads the layers below, whose place "
     f'fusion={chosen.fusion!r} takes; choose one',
@@ -127,6 +106,5 @@ SOURCE = AttentionSource(
   'Dou et al. 2018, Eq. 8',
   MultiLayerOptions,
   self_attention=MultiLayerAttention,
-  cross_attention=lambda config, index: None,
   check=_check,
 )

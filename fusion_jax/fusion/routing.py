@@ -16,7 +16,7 @@ are written as additions of L arrays.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,32 +30,18 @@ _VOTE_EPSILON = 1e-6
 # Lambda of EM routing grows by 1 in every iteration, up to this.
 _HIGHEST_LAMBDA = 3.0
 
-Agreement = Literal['product', 'cosine']
-Average = Literal['mass', 'sum']
+Votes: TypeAlias = Float[Array, '*P L N C']
 
 
 class Routed(NamedTuple):
-  """Result of dynamic routing.
-
-  Attributes:
-    output: Capsules O.
-    couplings: Couplings C of every iteration.
-  """
+  """Capsules O of dynamic routing and the couplings C by iteration."""
 
   output: Float[Array, '*P N C']
   couplings: tuple[Float[Array, '*P L N'], ...]
 
 
 class EmRouted(NamedTuple):
-  """Result of EM routing; all but the couplings are from the last iteration.
-
-  Attributes:
-    output: Output of the capsules, A mu.
-    couplings: Couplings C of every iteration.
-    activation: Activations A, in (0, 1).
-    mean: Means mu of the votes.
-    variance: Variances var of the votes, not below the floor.
-  """
+  """Capsules A mu of EM routing, couplings C by iteration, last Gaussians."""
 
   output: Float[Array, '*P N C']
   couplings: tuple[Float[Array, '*P L N'], ...]
@@ -84,27 +70,19 @@ def squash(total: Float[Array, '*P C'], axis: int = -1) -> Float[Array, '*P C']:
   return total * (norm / (1 + jnp.square(norm)))
 
 
-def unit_votes(votes: Float[Array, '*P L N C']) -> Float[Array, '*P L N C']:
-  """Return V[l] / sqrt(mean_{n, c} V[l]^2 + 1e-6), the votes at unit size.
-
-  Args:
-    votes: Votes V, of any floating dtype.
-
-  Returns:
-    Votes with a root mean square of 1 for every input capsule, at least
-    float32; votes of 0 stay 0.
-  """
-  wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
+def unit_votes(votes: Votes) -> Votes:
+  """Return V[l] / sqrt(mean_{n, c} V[l]^2 + 1e-6), at least float32."""
+  wide = _wide(votes)
   square = jnp.square(wide).mean((-2, -1), keepdims=True)
   return wide * jax.lax.rsqrt(square + _VOTE_EPSILON)
 
 
 def dynamic_routing(
-  votes: Float[Array, '*P L N C'],
+  votes: Votes,
   iterations: int = 3,
-  average: Average = 'sum',
+  average: Literal['mass', 'sum'] = 'sum',
   stop_gradient: bool = False,
-  agreement: Agreement = 'product',
+  agreement: Literal['product', 'cosine'] = 'product',
 ) -> Routed:
   """Route by agreement; Dou et al. (2019), Algorithm 1, Eq. 5-9.
 
@@ -117,22 +95,23 @@ def dynamic_routing(
   deviation 4e-5. average='mass' divides the sum by sum_l C[l, n], so that any
   couplings give a mean.
 
-  The agreement a is one of these: 'product', O . V, as in Algorithm 1;
-  'cosine', the paper's word elsewhere, which is in [-1, 1].
-
   Args:
     votes: Votes V, of any floating dtype.
     iterations: Number of iterations, at least 1.
     average: Whether a capsule is the sum of its weighted votes or their mean.
     stop_gradient: Whether gradients flow only through the couplings of the last
       iteration.
-    agreement: Agreement a.
+    agreement: Agreement a: 'product', O . V, as in Algorithm 1; 'cosine', the
+      paper's word elsewhere, which is in [-1, 1].
 
   Returns:
     The capsules and the couplings of every iteration, at least float32.
   """
   flat, width = _flat(votes), votes.shape[-1]
-  readers = _readers(votes, agreement)
+  # Their product with the direction of O is a.
+  readers = flat
+  if agreement == 'cosine':
+    readers = _flat(_unit(_wide(votes), -1))
   logits = jnp.zeros((), flat.dtype)
   history = []
   for iteration in range(iterations):
@@ -140,10 +119,12 @@ def dynamic_routing(
     history.append(_couplings(couplings, votes))
     if stop_gradient and iteration < iterations - 1:
       couplings = jax.lax.stop_gradient(couplings)
-    total = _gathered(couplings, flat, width, average)
+    total = (_to_width(couplings, width) * flat).sum(-2)
+    if average == 'mass':
+      total = total / (_to_width(couplings.sum(-2), width) + _MASS_FLOOR)
     total = total.reshape(len(total), width, -1)
     output = squash(total, -2)
-    direction = _direction(total) if agreement == 'cosine' else output
+    direction = _unit(total, -2) if agreement == 'cosine' else output
     output = output.reshape(len(total), -1)
     direction = direction.reshape(output.shape)
     logits = logits + _over_width(direction[:, None] * readers, width)
@@ -151,7 +132,7 @@ def dynamic_routing(
 
 
 def em_routing(
-  votes: Float[Array, '*P L N C'],
+  votes: Votes,
   activation: Float[Array, '*P L'],
   beta_a: Float[Array, ' N'] | float = 0.0,
   beta_u: Float[Array, ' N'] | float = 0.0,
@@ -202,8 +183,7 @@ def em_routing(
     log_activation = jax.nn.log_sigmoid(
       temperature * (beta_a - beta_u * gaussians.mass - cost)
     )
-  active = jnp.exp(log_activation)
-  mean = gaussians.mean
+  active, mean = jnp.exp(log_activation), gaussians.mean
   return EmRouted(
     _capsules(_to_width(active, width) * mean, votes),
     tuple(history),
@@ -219,12 +199,6 @@ def coupling_entropy(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
   It is the mean of -sum_n C[l, n] log C[l, n] over input capsules, in nats:
   log N for uniform couplings, 0 where every input capsule goes to one output
   capsule.
-
-  Args:
-    couplings: Couplings C, which sum to 1 over the output capsules.
-
-  Returns:
-    One entropy for each position.
   """
   return jax.scipy.special.entr(couplings).sum(-1).mean(-1)
 
@@ -232,21 +206,15 @@ def coupling_entropy(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
 def coupling_diversity(couplings: Float[Array, '*P L N']) -> Float[Array, '*P']:
   """Return how different output capsules are; Dou (2019), section 4.3.4.
 
-  It is the mean over pairs i < j of 1 - cos(C[:, i], C[:, j]). The formula is
-  missing from the copies of the paper that we have seen; this one agrees with
-  the paper's 0.0 for the uniform couplings of iteration 1.
-
-  Args:
-    couplings: Couplings C.
-
-  Returns:
-    One number in [0, 1] for each position, up to rounding; 0 with one capsule.
+  It is the mean over pairs i < j of 1 - cos(C[:, i], C[:, j]), in [0, 1]; 0
+  with one capsule. The formula is missing from the copies of the paper that we
+  have seen; this one agrees with the paper's 0.0 for the uniform couplings of
+  iteration 1.
   """
   capsules = couplings.shape[-1]
   if capsules == 1:
     return jnp.zeros(couplings.shape[:-2], couplings.dtype)
-  norm = _norm(couplings, -2)
-  units = couplings / jnp.where(norm > 0, norm, 1)
+  units = _unit(couplings, -2)
   # The sum over all ordered pairs, including a capsule with itself.
   cosines = jnp.square(units.sum(-1)).sum(-1)
   same = jnp.square(units).sum((-2, -1))
@@ -262,60 +230,36 @@ def _norm(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
   return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
-def _direction(x: Float[Array, 'Q C N']) -> Float[Array, 'Q C N']:
-  """Return x / |x| of every capsule; 0 for 0."""
-  norm = _norm(x, -2)
+def _unit(x: Float[Array, '*S'], axis: int) -> Float[Array, '*S']:
+  """Return x / |x| along `axis`; 0 for 0."""
+  norm = _norm(x, axis)
   return x / jnp.where(norm > 0, norm, 1)
 
 
-def _readers(
-  votes: Float[Array, '*P L N C'], agreement: Agreement
-) -> Float[Array, 'Q L M']:
-  """Return the votes, scaled such that their product with O is a."""
-  if agreement == 'cosine':
-    wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
-    norm = _norm(wide, -1)
-    return _flat(wide / jnp.where(norm > 0, norm, 1))
-  return _flat(votes)
+def _wide(votes: Votes) -> Votes:
+  return votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
 
 
-def _gathered(
-  couplings: Float[Array, '#Q L #N'],
-  flat: Float[Array, 'Q L M'],
-  width: int,
-  average: Average,
-) -> Float[Array, 'Q M']:
-  """Return sum_l C V of the capsules, or their means by mass."""
-  total = (_to_width(couplings, width) * flat).sum(-2)
-  if average == 'sum':
-    return total
-  return total / (_to_width(couplings.sum(-2), width) + _MASS_FLOOR)
-
-
-def _flat(votes: Float[Array, '*P L N C']) -> Float[Array, 'Q L M']:
+def _flat(votes: Votes) -> Float[Array, 'Q L M']:
   *positions, inputs, capsules, width = votes.shape
-  wide = votes.astype(jnp.promote_types(votes.dtype, jnp.float32))
-  return wide.swapaxes(-1, -2).reshape(
-    math.prod(positions), inputs, width * capsules
-  )
+  shape = math.prod(positions), inputs, width * capsules
+  return _wide(votes).swapaxes(-1, -2).reshape(shape)
 
 
-def _capsules(
-  x: Float[Array, 'Q M'], votes: Float[Array, '*P L N C']
-) -> Float[Array, '*P N C']:
+def _capsules(x: Float[Array, 'Q M'], votes: Votes) -> Float[Array, '*P N C']:
   *positions, _, capsules, width = votes.shape
   return x.reshape(*positions, width, capsules).swapaxes(-1, -2)
 
 
 def _couplings(
-  x: Float[Array, '#Q L #N'], votes: Float[Array, '*P L N C']
+  x: Float[Array, '#Q L #N'], votes: Votes
 ) -> Float[Array, '*P L N']:
   shape = votes.shape[:-1]
   dense = jnp.broadcast_to(x, (math.prod(shape[:-2]), *shape[-2:]))
   return dense.reshape(shape)
 
 
-def _uniform(votes: Float[Array, '*P L N C']) -> Float[Array, '1 L 1']:
+def _uniform(votes: Votes) -> Float[Array, '1 L 1']:
   """Return the couplings that softmax gives for zeros."""
   *_, inputs, capsules, _ = votes.shape
   dtype = jnp.promote_types(votes.dtype, jnp.float32)

@@ -20,8 +20,8 @@ from flax import linen as nn
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.fusion import NoOptions
+from fusion_jax.fusion.residuals import PLAIN, ResidualPlug
 from fusion_jax.layers.attention import MultiHeadAttention
-from fusion_jax.layers.residual import Residual, ResidualState
 
 Plug = Literal[
   'layer aggregation', 'layer connection', 'prediction', 'attention', 'residual'
@@ -31,20 +31,18 @@ Plug = Literal[
 DeclaredView = Literal['layer_weights', 'position_weights']
 
 
-class ResidualPlug(NamedTuple):
-  """What a scheme at the plug point 'residual' is made of.
+class Predictions(NamedTuple):
+  """Predictions that a decoder mixes.
 
   Attributes:
-    module: Residual of a sublayer, made from the model's configuration, the
-      side and the number of the sublayer, counted from 0 through the stack.
-    state: Function that returns the state of a stack.
-    read: Function that returns the module that reads the last state; where it
-      returns None, H[L] is the output of the stack.
+    total: Number of predictions.
+    kept: Half-open range, from 0, of those that translate.
+    layers: Number of layers that these read.
   """
 
-  module: Callable[[ModelConfig, Side, int], Residual]
-  state: Callable[[ModelConfig, Side], ResidualState]
-  read: Callable[[ModelConfig, Side], nn.Module | None]
+  total: int
+  kept: tuple[int, int]
+  layers: int
 
 
 def layers_above_embedding(config: ModelConfig, side: Side) -> tuple[int, ...]:
@@ -62,32 +60,21 @@ def no_layers(config: ModelConfig, side: Side) -> tuple[int, ...]:
   return ()
 
 
-def _no(*_: Any) -> bool:
+def always(*_: Any) -> bool:
+  """Return that a scheme has a property, whatever its options."""
+  return True
+
+
+def _never(*_: Any) -> bool:
   return False
 
 
-def _one(options: Any) -> int:
-  return 1
+def _nothing(*_: Any) -> None:
+  return None
 
 
 def _as_drawn(config: ModelConfig, side: Side, parameters: Any) -> Any:
   return parameters
-
-
-def _none(config: ModelConfig) -> int:
-  return 0
-
-
-def _both(config: ModelConfig) -> tuple[int, int]:
-  return 0, 2
-
-
-def _all_of_decoder(config: ModelConfig) -> int:
-  return config.decoder_layers
-
-
-def _takes_all(config: ModelConfig, side: Side) -> None:
-  return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +86,8 @@ class Scheme:
     source: Paper and equations.
     options: Class of `SideConfig.options`: one with
       `fusion_jax.config.section.section`, whose fields have types, bounds,
-      defaults and a text.
+      defaults and a text. With a field `ways`, the number of sums that a layer
+      reads, more than 1 replace the keys and values of its self-attention.
     modules: Module for each side that may have the scheme. It is built from
       the model's configuration and the side. An aggregation is called with the
       layers H[0..L], [B, T, D] each, and the context of the pass, and returns
@@ -109,8 +97,8 @@ class Scheme:
       fuses, ascending; 0 is the embedding.
     reads_layer_embedding: Function that returns whether the module takes a
       third argument, the table of layer embeddings that both sides share.
-    starts_as_identity: Function that returns whether the parameters start such
-      that the scheme gives the top layer. With start='baseline', all other
+    starts_as_identity: Function that returns whether the parameters can start
+      such that the scheme gives the top layer. With start='baseline', all other
       schemes start behind an `Opening`.
     self_attention: Function that returns the self-attention of a layer, counted
       from 1, where the scheme has its own; None: it has not.
@@ -130,18 +118,12 @@ class Scheme:
       something else than the layer below.
     hides_layer_below: Likewise, whether what layers read is then no H[l], so
       that no attention can read those beside it.
-    ways: Function of the options that returns the number of sums that a layer
-      reads; more than 1 replace the keys and values of its self-attention.
     check: Function that raises an InputError where the options make no sense in
       a model.
     initial: Function of the fresh parameters of a stack that returns those that
       it starts with.
-    prediction_count: Of a prediction: function that returns how many
-      predictions the decoder mixes; 0: it has only one.
-    predictions_kept: Of a prediction: function that returns the half-open range
-      of the predictions that translate.
-    layers_needed: Of a prediction: function that returns the number of layers
-      that these read.
+    predictions: Function that returns the predictions of the decoder; None: it
+      has only one.
   """
 
   name: str
@@ -152,25 +134,22 @@ class Scheme:
   layers_read: Callable[[ModelConfig, Side], tuple[int, ...]] = (
     layers_above_embedding
   )
-  reads_layer_embedding: Callable[[ModelConfig, Side], bool] = _no
-  starts_as_identity: Callable[[ModelConfig, Side], bool] = _no
-  self_attention: (
-    Callable[[ModelConfig, Side, int], MultiHeadAttention] | None
-  ) = None
-  residual: ResidualPlug | None = None
+  reads_layer_embedding: Callable[[ModelConfig, Side], bool] = _never
+  starts_as_identity: Callable[[ModelConfig, Side], bool] = _never
+  self_attention: Callable[
+    [ModelConfig, Side, int], MultiHeadAttention | None
+  ] = _nothing
+  residual: ResidualPlug = PLAIN
   reads_embeddings: bool = False
   views: tuple[DeclaredView, ...] = ()
   no_gradient: tuple[str, ...] = ()
   norms: tuple[str, ...] = ('post', 'pre', 'rezero')
   rate: float = 1.0
-  owns_layer_inputs: Callable[[Any], bool] = _no
-  hides_layer_below: Callable[[Any], bool] = _no
-  ways: Callable[[Any], int] = _one
-  check: Callable[[ModelConfig, Side], None] = _takes_all
+  owns_layer_inputs: Callable[[Any], bool] = _never
+  hides_layer_below: Callable[[Any], bool] = _never
+  check: Callable[[ModelConfig, Side], None] = _nothing
   initial: Callable[[ModelConfig, Side, Any], Any] = _as_drawn
-  prediction_count: Callable[[ModelConfig], int] = _none
-  predictions_kept: Callable[[ModelConfig], tuple[int, int]] = _both
-  layers_needed: Callable[[ModelConfig], int] = _all_of_decoder
+  predictions: Callable[[ModelConfig], Predictions | None] = _nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,11 +173,15 @@ class AttentionSource:
   name: str
   source: str
   options: type
-  self_attention: Callable[[ModelConfig, Side, int], MultiHeadAttention | None]
-  cross_attention: Callable[[ModelConfig, int], MultiHeadAttention | None]
-  check: Callable[[ModelConfig, Side], None]
+  self_attention: Callable[
+    [ModelConfig, Side, int], MultiHeadAttention | None
+  ] = _nothing
+  cross_attention: Callable[[ModelConfig, int], MultiHeadAttention | None] = (
+    _nothing
+  )
+  check: Callable[[ModelConfig, Side], None] = _nothing
   layers_alike: bool = False
-  mixes_memory: Callable[[ModelConfig], bool] = _no
+  mixes_memory: Callable[[ModelConfig], bool] = _never
 
 
 def on_both_sides(
@@ -209,19 +192,46 @@ def on_both_sides(
   options: type = NoOptions,
   **others,
 ) -> Scheme:
-  """Return a scheme that is the same in the encoder and in the decoder.
-
-  Args:
-    name: Value of `SideConfig.fusion`.
-    module: Module of both sides.
-    plug: Plug point of both sides.
-    source: Paper and equations.
-    options: Class of `SideConfig.options`.
-    **others: Further fields of `Scheme`.
-
-  Returns:
-    The scheme.
-  """
+  """Return a scheme that is the same in the encoder and in the decoder."""
   modules: dict[Side, type[nn.Module]] = {'encoder': module, 'decoder': module}
   plugs: dict[Side, Plug] = {'encoder': plug, 'decoder': plug}
   return Scheme(name, source, options, modules, plugs, **others)
+
+
+_NO_SCHEME = Scheme('none', '', NoOptions, {}, {}, no_layers)
+_NO_SOURCE = AttentionSource('none', '', NoOptions)
+
+
+def scheme_of(config: ModelConfig, side: Side) -> Scheme:
+  """Return the scheme of a side; a row that fuses nothing where it has none."""
+  return config.side(side).scheme or _NO_SCHEME
+
+
+def source_of(config: ModelConfig, side: Side) -> AttentionSource:
+  """Return what the attention of a side reads; a plain row without one."""
+  return config.side(side).source or _NO_SOURCE
+
+
+def starts_as_identity(config: ModelConfig, side: Side) -> bool:
+  """Return whether the scheme of a side starts by giving the top layer."""
+  asked = config.side(side).start == 'baseline'
+  return asked and scheme_of(config, side).starts_as_identity(config, side)
+
+
+def has_opening(config: ModelConfig, side: Side) -> bool:
+  """Return whether the fusion of a side starts behind an `Opening`."""
+  chosen = config.side(side)
+  fused = chosen.fusion != 'none' and chosen.start == 'baseline'
+  return fused and not starts_as_identity(config, side)
+
+
+def predictions_of(config: ModelConfig) -> Predictions | None:
+  """Return the predictions that the decoder mixes; None: it has only one.
+
+  Behind an `Opening` all layers are needed, because the groups start as the top
+  layer.
+  """
+  mixed = scheme_of(config, 'decoder').predictions(config)
+  if mixed is not None and has_opening(config, 'decoder'):
+    return mixed._replace(layers=config.decoder_layers)
+  return mixed

@@ -9,6 +9,7 @@ Axis letters: B batch, M rows of a pass, T positions, S source positions, D
 model width.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -21,13 +22,22 @@ from jaxtyping import Array, Bool, Float
 from fusion_jax.config import ModelConfig, Side, SideConfig
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.scheme import AttentionSource
-from fusion_jax.fusion.starts import Opening
+from fusion_jax.fusion.inputs import Opening
+from fusion_jax.fusion.scheme import AttentionSource, scheme_of
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
-from fusion_jax.layers.caches import KeyValue
-from fusion_jax.layers.context import Context, token_mean
-from fusion_jax.layers.dense import Dense, kernel_initializer
-from fusion_jax.layers.parameter import Initializer, parameter
+from fusion_jax.layers.context import (
+  Context,
+  KeyValue,
+  Layers,
+  States,
+  token_mean,
+)
+from fusion_jax.layers.dense import (
+  Dense,
+  Initializer,
+  kernel_initializer,
+  parameter,
+)
 from fusion_jax.layers.residual import plain_norm
 from fusion_jax.layers.sow import sow
 
@@ -45,20 +55,13 @@ class ShortcutOptions:
   feature_fusion: bool = False
   """Project both sources together (Eq. 13-14)."""
 
-  source_norm: Literal['auto', 'plain', 'none'] = 'auto'
+  source_norm: Literal['auto', 'none'] = 'auto'
   """Norm without scale and offset on the source H[l - 2] of non-lexical
   shortcuts; 'auto': with pre-norm, whose states no norm has seen."""
 
   author_compat: bool = False
   """The variant of the released code: keys and values read what the norm has
   not seen, and the residual starts from what it has."""
-
-  def norms_source(self, norm: str) -> bool:
-    """Return whether the source of the shortcuts has a norm."""
-    auto = self.source == 'non_lexical' and norm == 'pre'
-    return self.source_norm == 'plain' or (
-      self.source_norm == 'auto' and auto and not self.author_compat
-    )
 
 
 _AXES = ('embed', 'heads')
@@ -69,20 +72,9 @@ def gate(
   hidden: Float[Array, '*batch D'],
   bias: Float[Array, ' D'],
 ) -> Float[Array, '*batch D']:
-  """Return r = sigmoid(shortcut + hidden + bias); Emelin (2019), Eq. 5-12.
-
-  Args:
-    shortcut: Keys or values of the earlier layer.
-    hidden: Keys or values of the layer's input.
-    bias: Bias of the gate.
-
-  Returns:
-    Gates r, float32; 1 takes the shortcut.
-  """
-  shortcut, hidden, bias = (
-    array.astype(jnp.float32) for array in (shortcut, hidden, bias)
-  )
-  return jax.nn.sigmoid(shortcut + hidden + bias)
+  """Return r = sigmoid(shortcut + hidden + bias), float32; Emelin, Eq. 5-12."""
+  terms = (array.astype(jnp.float32) for array in (shortcut, hidden, bias))
+  return jax.nn.sigmoid(functools.reduce(jnp.add, terms))
 
 
 def fuse(
@@ -92,16 +84,8 @@ def fuse(
 ) -> Float[Array, '*batch D']:
   """Return r * shortcut + (1 - r) * hidden; Emelin et al. (2019), Eq. 5-12.
 
-  This form is exact at r = 0 and r = 1, unlike hidden + r * (shortcut -
-  hidden).
-
-  Args:
-    gates: Gates r that `gate` returns, float32.
-    shortcut: Keys or values of the earlier layer.
-    hidden: Keys or values of the layer's input.
-
-  Returns:
-    The mixture, summed in float32, in hidden's dtype.
+  It is summed in float32 and returned in hidden's dtype. This form is exact at
+  r = 0 and r = 1, unlike hidden + r * (shortcut - hidden).
   """
   mixed = gates * shortcut.astype(gates.dtype)
   mixed += (1 - gates) * hidden.astype(gates.dtype)
@@ -122,34 +106,30 @@ class ShortcutAttention(MultiHeadAttention):
 
   Telemetry: 'key_gate' and 'value_gate', the mean gates.
   Views: 'key_gate' and 'value_gate' [B, S, D], the gates of the positions read.
-
-  Attributes:
-    config: Model configuration.
-    side: Side whose options hold.
   """
 
   side: Side
 
   def setup(self):
     super().setup()
-    width = self.config.width
-    exact = self.config.side(self.side).start == 'baseline'
-    if self._options.feature_fusion:
-      start = _separate_start(self.config) if exact else None
-      self.fused_key = Dense(self.config, 2 * width, _AXES, False, start)
-      self.fused_value = Dense(self.config, 2 * width, _AXES, False, start)
+    config, options, width = self.config, self._options, self.config.width
+    exact = config.side(self.side).start == 'baseline'
+    if options.feature_fusion:
+      start = _separate_start(config) if exact else None
+      self.fused_key = Dense(config, 2 * width, _AXES, False, start)
+      self.fused_value = Dense(config, 2 * width, _AXES, False, start)
     else:
-      self.shortcut_key = Dense(self.config, width, _AXES, False)
-      self.shortcut_value = Dense(self.config, width, _AXES, False)
+      self.shortcut_key = Dense(config, width, _AXES, False)
+      self.shortcut_value = Dense(config, width, _AXES, False)
     self.key_gate_bias = self._gate_bias('key_gate_bias')
     self.value_gate_bias = self._gate_bias('value_gate_bias')
-    if self._options.norms_source(self.config.norm):
-      self.source_norm: nn.LayerNorm | None = plain_norm(self.config)
-    else:
-      self.source_norm = None
+    unseen = options.source == 'non_lexical' and config.norm == 'pre'
+    auto = options.source_norm == 'auto' and not options.author_compat
+    normed = unseen and auto
+    self.source_norm = plain_norm(config) if normed else None
     if exact:
-      self.key_opening = Opening(self.config)
-      self.value_opening = Opening(self.config)
+      self.key_opening = Opening(config)
+      self.value_opening = Opening(config)
 
   @property
   def _options(self) -> ShortcutOptions:
@@ -165,12 +145,8 @@ class ShortcutAttention(MultiHeadAttention):
     return parameter(self, name, init, ('norm',), (self.config.width,))
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Attend with shortcuts; see `MultiHeadAttention.attend`."""
     shortcut = layers[0]
     if self._options.source == 'non_lexical' and len(layers) > 1:
@@ -219,9 +195,10 @@ class ShortcutAttention(MultiHeadAttention):
       out['bias'] = out['bias'] + plain['value']['bias'] @ out['kernel']
     return result | {'out': out}
 
-  def residual_input(self, x: Any, h: Float[Array, 'B T D']) -> Any:
-    """Return the start of the residual: x, or h as in the released code."""
-    return h if self._options.author_compat else x
+  @property
+  def residual_from_norm(self) -> bool:
+    """Whether the residual starts as in the released code."""
+    return self._options.author_compat
 
   def _mix(
     self,
@@ -290,8 +267,8 @@ def _check(config: ModelConfig, side: Side) -> None:
   chosen, path = config.side(side), f'model.{side}.attention_options'
   _check_place(chosen, path, side)
   _check_author_compat(chosen, path, config.norm)
-  options, scheme = chosen.attention_options, chosen.scheme
-  hidden = scheme and scheme.hides_layer_below(chosen.options)
+  options = chosen.attention_options
+  hidden = scheme_of(config, side).hides_layer_below(chosen.options)
   require(
     not (options.source == 'non_lexical' and hidden),
     f'{path}.source',
@@ -299,7 +276,7 @@ def _check(config: ModelConfig, side: Side) -> None:
     f'fusion={chosen.fusion!r} takes; choose one',
   )
   require(
-    chosen.ways == 1 or options.where == 'cross',
+    chosen.ways <= 1 or options.where == 'cross',
     f'model.{side}.attention',
     f"'shortcut' and fusion={chosen.fusion!r} with options.ways={chosen.ways} "
     'both replace the keys and values; choose one, or options.ways=1',

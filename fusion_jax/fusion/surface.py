@@ -21,10 +21,10 @@ from fusion_jax.bounds import PositiveFloat
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
 from fusion_jax.errors import require
-from fusion_jax.fusion.scheme import Scheme, no_layers
+from fusion_jax.fusion.inputs import FusionModule
+from fusion_jax.fusion.scheme import Predictions, Scheme, no_layers
 from fusion_jax.layers.attention import MultiHeadAttention, key_value
-from fusion_jax.layers.caches import KeyValue
-from fusion_jax.layers.context import Context, token_mean
+from fusion_jax.layers.context import Context, KeyValue, States, token_mean
 from fusion_jax.layers.dense import Dense, FeedForward
 from fusion_jax.layers.sow import sow
 
@@ -53,9 +53,6 @@ class SurfaceOptions:
   temperature: PositiveFloat = 1.0
   """Soft: what the scores from the embeddings are divided by."""
 
-  positions: bool = False
-  """Read H[0] of the encoder, embeddings with positions."""
-
   network: bool = False
   """Whether a feed-forward network with a residual sum, which both predictions
   share, stands before the output layer, as in the released command."""
@@ -69,17 +66,10 @@ def fixed_log_weights(weight: float) -> Float[Array, ' 2']:
 def gated_log_weights(
   gate: Float[Array, 'M T'], least: float
 ) -> Float[Array, '2 M T']:
-  """Return log psi, psi = (g, 1 - g), g = m + (1 - 2 m) sigmoid(z).
+  """Return log psi, psi = (g, 1 - g), g = m + (1 - 2 m) sigmoid(z), float32.
 
   The loss is linear in psi. With m = 0 the prediction that is better at first
   takes all weight, and the other has no gradient any more.
-
-  Args:
-    gate: Values z.
-    least: Least weight m.
-
-  Returns:
-    Log weights, float32.
   """
   gate = gate.astype(jnp.float32)
   both = jax.nn.log_sigmoid(jnp.stack([gate, -gate]))
@@ -107,7 +97,7 @@ class SurfaceAttention(MultiHeadAttention):
     return key_value(keys, self.value(embedding), self.config.heads)
 
 
-class SurfacePrediction(nn.Module):
+class SurfacePrediction(FusionModule):
   """What predicts beside the features x of the decoder; Liu et al. (2021).
 
   r = Attention(Q = x, K = features of the encoder, V = embeddings E) goes
@@ -122,21 +112,14 @@ class SurfacePrediction(nn.Module):
   source have no bias of the output layer of their own with 'soft', so that it
   is one prediction, from x + r / temperature.
 
-  With `surface.network` z + relu(z W1 + b1) W2 + b2 takes the place of x and of
-  r before the output layer.
+  With `network` z + relu(z W1 + b1) W2 + b2 takes the place of x and of r
+  before the output layer.
 
   Telemetry: 'group_weights' [2], the mean psi, where it is learned.
-
-  Attributes:
-    config: Model configuration.
-    side: 'decoder'.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     one_head = dataclasses.replace(
       config, heads=1, attention_implementation='plain'
     )
@@ -162,23 +145,17 @@ class SurfacePrediction(nn.Module):
     return self.attention.memory(features, embedding)
 
   def __call__(
-    self, x: Float[Array, 'M T D'], surface: KeyValue, context: Context
+    self, x: States, surface: KeyValue, context: Context
   ) -> tuple[
     Float[Array, '*G M T D'], Float[Array, ' 2'] | Float[Array, '2 M T'] | None
   ]:
     """Return the features that predict, and the log weights of both.
 
-    Args:
-      x: Features of the decoder, after any final norm.
-      surface: Keys and values from `memory`.
-      context: Context of the pass.
-
-    Returns:
-      Features of both predictions and log psi, float32; with 'soft' those of
-      one, and None.
+    x are the features of the decoder, after any final norm, and `surface` comes
+    from `memory`. With 'soft' the features are those of one, without weights.
     """
     assert context.memory_mask is not None, 'a decoder reads a memory'
-    options = self.config.side(self.side).options
+    options = self.options
     read = self.attention(
       jax.lax.stop_gradient(x),
       surface,
@@ -206,8 +183,9 @@ _UNREAD = {
 }
 
 
-def _prediction_count(config: ModelConfig) -> int:
-  return 0 if config.decoder.options.kind == 'soft' else 2
+def _predictions(config: ModelConfig) -> Predictions | None:
+  soft = config.decoder.options.kind == 'soft'
+  return None if soft else Predictions(2, (0, 2), config.decoder_layers)
 
 
 def _check(config: ModelConfig, side: Side) -> None:
@@ -236,5 +214,5 @@ SCHEME = Scheme(
   layers_read=no_layers,
   reads_embeddings=True,
   check=_check,
-  prediction_count=_prediction_count,
+  predictions=_predictions,
 )

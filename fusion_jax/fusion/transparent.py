@@ -11,13 +11,17 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.bounds import Share
-from fusion_jax.config import ModelConfig, Side
 from fusion_jax.config.section import section
-from fusion_jax.fusion.inputs import Layers, per_layer_norms, weighted_sum
+from fusion_jax.fusion.inputs import (
+  FusionModule,
+  Layers,
+  per_layer_norms,
+  weighted_sum,
+)
 from fusion_jax.fusion.scheme import Scheme, all_layers
 from fusion_jax.layers.context import Context
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -36,16 +40,12 @@ class TransparentOptions:
   """Whether the memories have a layer norm, the same for all, and dropout
   behind it, as Liu et al. released."""
 
-  weights: Literal['constant', 'uniform'] = 'constant'
-  """Weights at the start; 'constant': uniform means; 'uniform': drawn from
-  +-sqrt(1 / (L + 1))."""
-
   feature_wise: bool = False
   """Weights for every feature instead of one weight a layer (Liu et al. 2021,
   "fine-grained")."""
 
 
-class TransparentAttention(nn.Module):
+class TransparentAttention(FusionModule):
   """Memory of its own for each layer of the decoder; Bapna et al. (2018).
 
   memory_j = sum_{i=0..L} softmax_i(dropout(w)_ij) H[i], for j = 1..J, from the
@@ -59,39 +59,22 @@ class TransparentAttention(nn.Module):
 
   Telemetry: 'weights' [L+1, J], the softmax without dropout, with
   `feature_wise` its mean over the features.
-
-  Attributes:
-    config: Model configuration.
-    side: 'encoder'.
   """
 
-  config: ModelConfig
-  side: Side
-
   def setup(self):
-    config, options = self.config, self.config.side(self.side).options
+    config, options = self.config, self.options
     layers = config.layers(self.side) + 1
     shape: tuple[int, ...] = (layers, config.decoder_layers)
     if options.feature_wise:
       shape = (*shape, config.width)
-    limit = layers**-0.5 if options.weights == 'uniform' else 0.0
-    self.weights = parameter(
-      self,
-      'weights',
-      lambda key, shape: jax.random.uniform(
-        key, shape, minval=-limit, maxval=limit
-      ),
-      ('layers', None, 'norm')[: len(shape)],
-      shape,
-    )
+    axes = ('layers', None, 'norm')[: len(shape)]
+    zeros = nn.initializers.zeros_init()
+    self.weights = parameter(self, 'weights', zeros, axes, shape)
     self.dropout = Dropout(
       options.dropout, config.dropout_generator, rows=False
     )
-    own_norm = not per_layer_norms(config, self.side)
-    if own_norm and config.norm != 'rezero':
-      self.embedding_norm: nn.LayerNorm | None = layer_norm(config)
-    else:
-      self.embedding_norm = None
+    has_norm = per_layer_norms(config, self.side) or config.norm == 'rezero'
+    self.embedding_norm = None if has_norm else layer_norm(config)
     if options.memory_norm:
       self.memory_norm = layer_norm(config)
       self.memory_dropout = Dropout(config.dropout, config.dropout_generator)
@@ -108,8 +91,7 @@ class TransparentAttention(nn.Module):
     softmax = jax.nn.softmax(self.weights, axis=0)
     means = softmax.reshape(*softmax.shape[:2], -1).mean(-1)
     sow(self, 'telemetry', 'weights', means)
-    options = self.config.side(self.side).options
-    weights = softmax
+    options, weights = self.options, softmax
     if options.dropout_place == 'logits':
       weights = self.dropout(self.weights, context.deterministic)
       weights = jax.nn.softmax(weights, axis=0)

@@ -17,10 +17,9 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from fusion_jax.bounds import Size, SizeOrZero
-from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config import ModelConfig
 from fusion_jax.config.section import section
-from fusion_jax.fusion.connection import LayerConnection
-from fusion_jax.fusion.inputs import InputNorms, Layers
+from fusion_jax.fusion.inputs import FusionModule, InputNorms, LayerConnection
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.attention import (
   attention_weights,
@@ -28,7 +27,7 @@ from fusion_jax.layers.attention import (
   key_value,
   split_heads,
 )
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.residual import layer_norm
@@ -71,32 +70,17 @@ def exploitation_scores(
 ) -> Float[Array, ' {inputs}']:
   """Return the share s_j of each input in the weights; Dou (2018), Eq. 11.
 
-  s_j = sum |rows of W1 that read input j| / sum |W1|.
-
-  Args:
-    kernel: Matrix W1 of a node.
-    inputs: Number of inputs of the node.
-
-  Returns:
-    One share for each input. The shares sum to 1, or are 0 where W1 is 0.
+  s_j = sum |rows of W1 that read input j| / sum |W1|, or 0 where W1 is 0.
   """
   rows = jnp.abs(kernel).reshape(inputs, -1).sum(1)
   return rows / rows.sum().clip(jnp.finfo(rows.dtype).tiny)
 
 
-def add_residual(
-  y: Float[Array, 'B T D'], inputs: Layers, top: int, residual: str
-) -> Float[Array, 'B T D']:
-  """Return y + sum_{j in R} x_j, with a node's residual; Dou (2018), Eq. 7.
+def add_residual(y: States, inputs: Layers, top: int, residual: str) -> States:
+  """Return y + sum_{j in R} x_j, before the node's norm; Dou (2018), Eq. 7.
 
-  Args:
-    y: Output of the node's network.
-    inputs: Inputs x_1..x_n.
-    top: Index, from 0, of the input that is the highest layer of the stack.
-    residual: Set R: 'all' inputs, the 'top' one, or 'none'.
-
-  Returns:
-    The sum, before the node's norm.
+  R are 'all' inputs, 'none', or the 'top' one, of index `top`, which is the
+  highest layer of the stack.
   """
   chosen = {'all': inputs, 'top': inputs[top : top + 1], 'none': ()}[residual]
   return sum(chosen, y)
@@ -107,13 +91,6 @@ def tree_groups(layers: int, size: int) -> dict[int, range]:
 
   The L layers make ceil(L / size) groups; the last may be smaller. A first
   group of one layer has no node: G[1] is H[1] then.
-
-  Args:
-    layers: Number of layers, L.
-    size: Number of layers of a group.
-
-  Returns:
-    The group of each node; nodes are counted from 1.
   """
   starts = range(1, layers + 1, size)
   groups = (range(n, min(n + size, layers + 1)) for n in starts)
@@ -126,10 +103,6 @@ class AggNode(nn.Module):
   Dou et al. (2018), Eq. 7: FF(z) = sigmoid(z W1 + b1) W2 + b2. With
   activation='attention', multi-head attention over the positions of z replaces
   FF.
-
-  Attributes:
-    config: Model configuration.
-    options: Options of the node.
   """
 
   config: ModelConfig
@@ -160,19 +133,8 @@ class AggNode(nn.Module):
   def _projection(self, inner: str, features: int, bias: bool) -> Dense:
     return Dense(self.config, features, ('embed', inner), bias)
 
-  def __call__(
-    self, inputs: Layers, top: int, context: Context
-  ) -> Float[Array, 'B T D']:
-    """Fuse the inputs.
-
-    Args:
-      inputs: Inputs x_1..x_n.
-      top: Index, from 0, of the input that is the highest layer of the stack.
-      context: Context of the pass.
-
-    Returns:
-      The output of the node, in the inputs' dtype.
-    """
+  def __call__(self, inputs: Layers, top: int, context: Context) -> States:
+    """Fuse x_1..x_n; `top` is the index of the highest layer of the stack."""
     z = jnp.concatenate(inputs, axis=-1)
     if self.options.activation == 'attention':
       y = self._attend(z, context)
@@ -184,9 +146,7 @@ class AggNode(nn.Module):
     y = self.dropout(y, context.deterministic)
     return self.norm(add_residual(y, inputs, top, self.options.residual))
 
-  def _attend(
-    self, z: Float[Array, 'B T I'], context: Context
-  ) -> Float[Array, 'B T D']:
+  def _attend(self, z: Float[Array, 'B T I'], context: Context) -> States:
     heads = self.config.heads
     new = key_value(self.key(z), self.value(z), heads)
     seen = context.caches.extend(new)
@@ -206,27 +166,17 @@ class AggNode(nn.Module):
     sow(self, 'telemetry', 'exploitation', scores)
 
 
-class Iterative(nn.Module):
+class Iterative(FusionModule):
   """Iterative aggregation of layers; Dou et al. (2018), Eq. 6.
 
   G[1] = H[1], G[l] = AGG(H[l], G[l-1]) for l = 2..L; the result is G[L].
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
-
-  config: ModelConfig
-  side: Side
 
   def setup(self):
     numbers = range(2, self.config.layers(self.side) + 1)
-    self.node = {
-      str(n): AggNode(self.config, self.config.side(self.side).options)
-      for n in numbers
-    }
+    self.node = {str(n): AggNode(self.config, self.options) for n in numbers}
 
-  def __call__(self, layers: Layers, context: Context) -> Float[Array, 'B T D']:
+  def __call__(self, layers: Layers, context: Context) -> States:
     """Fuse H[1..L] from the lowest to the highest; H[0] is not used.
 
     Returns:
@@ -245,14 +195,7 @@ class Hierarchical(LayerConnection):
   G[i] = AGG(H[2i-1], H[2i], G[i-1]). Layer 2i + 1 reads G[i], unless
   feedback=False; every other layer reads the layer below. The stack's output
   is the last node, or H[1] where L is 1.
-
-  Attributes:
-    config: Model configuration.
-    side: Side of the stack.
   """
-
-  config: ModelConfig
-  side: Side
 
   def setup(self):
     config, side = self.config, self.side
@@ -264,12 +207,12 @@ class Hierarchical(LayerConnection):
 
   @property
   def _groups(self) -> dict[int, range]:
-    size = self.config.side(self.side).options.group_size
+    size = self.options.group_size
     return tree_groups(self.config.layers(self.side), size)
 
   def layer_input(
     self, layers: Layers, carried: tuple[Any, ...], context: Context
-  ) -> tuple[Float[Array, 'B T D'], tuple[Any, ...]]:
+  ) -> tuple[States, tuple[Any, ...]]:
     """Return a node made by this call, or the layer below.
 
     `carried` is the newest node. Without feedback all nodes are made after the
@@ -283,13 +226,13 @@ class Hierarchical(LayerConnection):
 
   def _due(self, top: int) -> list[int]:
     """Return the numbers of the nodes to make after layer `top`."""
-    if self.config.side(self.side).options.feedback:
+    if self.options.feedback:
       return [n for n, group in self._groups.items() if group[-1] == top]
     return list(self._groups) if top == self.config.layers(self.side) else []
 
   def _node(
     self, number: int, layers: Layers, below: Layers, context: Context
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     group = self._groups[number]
     inputs = tuple(self._input(n, layers, context) for n in group)
     if number > 1 and not below:
@@ -297,9 +240,7 @@ class Hierarchical(LayerConnection):
     node = self.node[str(number)]
     return node((*inputs, *below), len(group) - 1, context)
 
-  def _input(
-    self, number: int, layers: Layers, context: Context
-  ) -> Float[Array, 'B T D']:
+  def _input(self, number: int, layers: Layers, context: Context) -> States:
     """Return a layer as a node reads it."""
     return context.read_one(number, self.norms.one(number, layers[number]))
 

@@ -17,9 +17,8 @@ from fusion_jax.config.section import section
 from fusion_jax.errors import require
 from fusion_jax.fusion.scheme import AttentionSource
 from fusion_jax.layers.attention import MultiHeadAttention, split_heads
-from fusion_jax.layers.caches import Keys, KeyValue
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.context import Context, Keys, KeyValue, Layers, States
+from fusion_jax.layers.dense import parameter
 from fusion_jax.layers.sow import sow
 
 
@@ -50,8 +49,6 @@ def value_weights(
   """Return the weights (a, b) of a layer above the first, or their start.
 
   Args:
-    options: Options of the value residual.
-    index: Number of the layer, counted from 1.
     layers: Number of layers L. 'sparse' mixes above layer L - L // 3.
   """
   if options.kind == 'sparse':
@@ -66,11 +63,6 @@ class ValueResidualAttention(MultiHeadAttention):
   Layer 1 is plain. Caches hold the mixed values.
 
   Telemetry: 'value_weights' [2], (a, b).
-
-  Attributes:
-    config: Model configuration.
-    side: Side whose options hold.
-    index: Number of the layer, counted from 1.
   """
 
   side: Side
@@ -85,39 +77,29 @@ class ValueResidualAttention(MultiHeadAttention):
       start = _OWN
     if options.kind == 'learnable' and self.index > 1:
       self.value_weights = parameter(
-        self,
-        'value_weights',
-        lambda key, shape: jnp.array(start),
-        (None,),
-        (2,),
+        self, 'value_weights', lambda *_: jnp.array(start), (None,), (2,)
       )
     else:
       self.value_weights = jnp.array(start)
 
   def mixed(
-    self, own: KeyValue, first: Float[Array, 'M N T H'] | None
+    self, new: KeyValue, first: Float[Array, 'M N T H'] | None
   ) -> KeyValue:
-    """Return keys and values of this layer with those values of layer 1.
+    """Return this layer's keys and values, mixed with the values of layer 1.
 
-    Args:
-      own: Keys and values of this layer.
-      first: Values of layer 1 at the same positions; None in layer 1.
+    `first` are those at the same positions; None in layer 1.
     """
     if self.index == 1:
-      return own
+      return new
     assert first is not None, 'layer 1 comes first'
     sow(self, 'telemetry', 'value_weights', self.value_weights)
     a, b = self.value_weights
-    values = a * first + b * own.values
-    return KeyValue(own.keys, values.astype(own.values.dtype))
+    values = a * first + b * new.values
+    return KeyValue(new.keys, values.astype(new.values.dtype))
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Self-attend; see `MultiHeadAttention.attend`."""
     del x, layers
     new = self.mixed(self.keys_values(h), context.caches.first_values)
@@ -138,12 +120,8 @@ class SharedValueAttention(MultiHeadAttention):
     return Keys(keys.swapaxes(-1, -2))
 
   def attend(
-    self,
-    x: Float[Array, 'M T D'],
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: States, h: States, layers: Layers, context: Context
+  ) -> States:
     """Self-attend; see `MultiHeadAttention.attend`."""
     del x, layers
     seen = context.caches.extend(self.keys_alone(h))
@@ -192,7 +170,7 @@ def _check(config: ModelConfig, side: Side) -> None:
   chosen = config.side(side)
   kind = chosen.attention_options.kind
   require(
-    chosen.ways == 1,
+    chosen.ways <= 1,
     f'model.{side}.attention',
     f"'value_residual' and fusion={chosen.fusion!r} with options.ways="
     f'{chosen.ways} both replace the values of attention; choose one',

@@ -14,8 +14,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.caches import Cache, KeyValue
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Cache, Context, KeyValue, Layers, States
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.sow import sow
@@ -27,17 +26,12 @@ _MASKED = -1e9
 
 
 class LayerInput(NamedTuple):
-  """Inputs of a layer that reads four sums.
+  """Inputs of a layer that reads four sums; sublayers add to the residual."""
 
-  Attributes:
-    residual: What the sublayers add to.
-    query, key, value: What the self-attention projects.
-  """
-
-  residual: Float[Array, 'B T D']
-  query: Float[Array, 'B T D']
-  key: Float[Array, 'B T D']
-  value: Float[Array, 'B T D']
+  residual: States
+  query: States
+  key: States
+  value: States
 
 
 def residual_of(x: Any) -> Any:
@@ -66,17 +60,10 @@ def causal_mask(size: int) -> Bool[Array, '1 1 {size} {size}']:
 def rows_mask(
   rows: Int[Array, 'B K P'], position: Int[Array, '']
 ) -> Bool[Array, 'B 1 K P*K']:
-  """Return which keys of a cache belong to each hypothesis of a beam.
+  """Return which keys of a cache belong to each hypothesis, up to a position.
 
   The cache of a sentence has K keys for each position, one in each row, and is
-  ordered by position.
-
-  Args:
-    rows: Row of the cache that holds each position of hypothesis k.
-    position: Newest position.
-
-  Returns:
-    True at the keys of the positions up to `position`.
+  ordered by position. `rows` has the row that holds each position.
   """
   batch, beam, size = rows.shape
   own = rows[..., None] == jnp.arange(beam)
@@ -84,14 +71,12 @@ def rows_mask(
   return (own & seen).reshape(batch, 1, beam, size * beam)
 
 
-def split_heads(
-  x: Float[Array, 'B T D'], heads: int
-) -> Float[Array, 'B N T H']:
+def split_heads(x: States, heads: int) -> Float[Array, 'B N T H']:
   """Give each of N heads its part of the width."""
   return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
-def join_heads(x: Float[Array, 'B N T H']) -> Float[Array, 'B T D']:
+def join_heads(x: Float[Array, 'B N T H']) -> States:
   """Invert `split_heads`."""
   return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
 
@@ -110,15 +95,10 @@ def attention_weights(
   keys: Float[Array, 'B N H S'],
   mask: Bool[Array, '#B #N #T S'],
 ) -> Float[Array, 'B N T S']:
-  """Return softmax(Q K^T / sqrt(H)); Vaswani et al. (2017), Eq. 1.
+  """Return softmax(Q K^T / sqrt(H)), float32; Vaswani et al. (2017), Eq. 1.
 
-  Args:
-    query: Queries.
-    keys: Keys.
-    mask: Mask, True where a key may be attended to.
-
-  Returns:
-    Weights, float32; a row whose keys are all masked is uniform.
+  The mask is True where a key may be attended to; a row whose keys are all
+  masked is uniform.
   """
   logits = jnp.einsum(
     'BNTH,BNHS->BNTS', query, keys, preferred_element_type=jnp.float32
@@ -138,8 +118,6 @@ def kernel_attention(
   Vaswani et al. (2017), Eq. 1, without weights that a caller could see.
 
   Args:
-    query: Queries.
-    source: Keys and values.
     mask: Mask, True where a key may be attended to.
     implementation: Who computes it; 'cudnn' keeps no weights in memory either.
 
@@ -186,19 +164,14 @@ class MultiHeadAttention(nn.Module):
     return key_value(self.key(source), self.value(source), self.config.heads)
 
   def attend(
-    self,
-    x: Any,
-    h: Float[Array, 'M T D'],
-    layers: tuple[Float[Array, 'M T D'], ...],
-    context: Context,
-  ) -> Float[Array, 'M T D']:
+    self, x: Any, h: States, layers: Layers, context: Context
+  ) -> States:
     """Self-attend over all positions of a pass and those before it.
 
     Args:
       x: Input of the layer, an array or a `LayerInput`.
       h: The same after the norm before attention, if any.
       layers: H[0..l-1], for attentions that read more than h.
-      context: Context of the pass.
 
     Returns:
       The output of the sublayer.
@@ -252,25 +225,22 @@ class MultiHeadAttention(nn.Module):
     del plain, residual
     return own
 
-  def residual_input(self, x: Any, h: Float[Array, 'B T D']) -> Any:
-    """Return what the sublayer's output is added to: x, the raw layer input."""
-    del h
-    return x
+  @property
+  def residual_from_norm(self) -> bool:
+    """Whether its output is added to what the norm before it gives."""
+    return False
 
   def __call__(
     self,
-    x: Float[Array, 'B T D'],
+    x: States,
     source: KeyValue,
     mask: Bool[Array, '#B #N #T S'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     """Attend from every position of x to `source`.
 
     Args:
-      x: Input of the query projection.
-      source: Keys and values from `keys_values`.
       mask: Mask, True where a key may be attended to.
-      deterministic: Whether dropout on the weights is off.
 
     Returns:
       The attended values after the output projection, in x's dtype.

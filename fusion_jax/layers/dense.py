@@ -1,10 +1,13 @@
-"""Projections: their initial values, one matrix, and the feed-forward sublayer.
+"""Parameters and projections: one matrix, and the feed-forward sublayer.
 
-Axis letters: I inputs, O outputs, D model width. Every parameter carries
-logical axis names; `parallel` maps them to a mesh.
+Every parameter carries logical axis names; `parallel` maps them to a mesh.
+
+Axis letters: I inputs, O outputs, D model width.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -12,7 +15,30 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.parameter import Initializer, parameter
+
+Initializer = Callable[..., Array]
+
+
+def parameter(
+  module: nn.Module,
+  name: str,
+  start: Initializer,
+  axes: tuple[str | None, ...],
+  shape: tuple[int, ...],
+) -> Float[Array, '...']:
+  """Return a parameter of a module, which is drawn at initialisation.
+
+  Args:
+    axes: Logical name of each axis, which `parallel` maps to the mesh; None:
+      the axis is not sharded.
+
+  Returns:
+    The parameter, without Flax's box.
+  """
+  # The stubs of Flax do not know that `param` takes the array out of the box.
+  boxed: Callable[..., Any] = nn.with_logical_partitioning(start, axes)
+  return module.param(name, boxed, shape)
+
 
 _ACTIVATIONS = {'relu': jax.nn.relu, 'silu': jax.nn.silu}
 
@@ -22,19 +48,30 @@ def kernel_initializer(config: ModelConfig) -> Initializer:
 
   It depends on `ModelConfig.initialization`.
   """
-  if config.initialization == 'mlrf':
+  if config.initialization == 'fan_in':
     return nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
   return nn.initializers.glorot_uniform()
 
 
 def bias_initializer(config: ModelConfig, fan_in: int) -> Initializer:
   """Return the initialiser of the bias of a projection with `fan_in` inputs."""
-  if config.initialization == 'mlrf':
+  if config.initialization == 'fan_in':
     limit = 1 / math.sqrt(fan_in)
     return lambda key, shape: jax.random.uniform(
       key, shape, minval=-limit, maxval=limit
     )
   return nn.initializers.zeros_init()
+
+
+def stacked_initializer(config: ModelConfig) -> Initializer:
+  """Return an initialiser that draws each matrix of a stack as if alone."""
+  init = kernel_initializer(config)
+
+  def start(key, shape):
+    keys = jax.random.split(key, shape[0])
+    return jax.vmap(lambda one: init(one, shape[1:]))(keys)
+
+  return start
 
 
 class Dense(nn.Module):
@@ -46,9 +83,6 @@ class Dense(nn.Module):
 
   Attributes:
     config: Model configuration; it gives initialiser and dtype.
-    features: Size of the last axis of the result.
-    axes: Logical names of the kernel's two axes.
-    use_bias: Whether there is a bias b.
     kernel_start, bias_start: Initialisers; None: those of the model.
   """
 

@@ -21,13 +21,8 @@ def row_major_positions(
 ) -> UInt32[Array, '...']:
   """Return the row-major index of every element, modulo 2^32.
 
-  Args:
-    shape: Shape of the result.
-    rows: Whether the first axis has the rows of a batch, of which each shard
-      has its own; they are counted over all shards.
-
-  Returns:
-    An array of `shape`, uint32.
+  With `rows` the first axis has the rows of a batch, of which each shard has
+  its own; they are counted over all shards.
   """
   size = math.prod(shape)
   first = shard_number() * jnp.uint32(size % 2**32) if rows else jnp.uint32(0)
@@ -45,14 +40,7 @@ def lowbias32(
   """Return a one-to-one map of words that mixes all their bits.
 
   It is lowbias32 of Wellons (2018, nullprogram.com/blog/2018/07/31), two rounds
-  of multiply and xorshift, with a key between the rounds.
-
-  Args:
-    x: Words.
-    key: Word that enters between the rounds; 0 is lowbias32 itself.
-
-  Returns:
-    An array of the shape of x, uint32.
+  of multiply and xorshift, with a key between the rounds; 0 is none.
   """
   x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
   x = x ^ jnp.uint32(key)
@@ -67,16 +55,7 @@ def hash_bits(
 
   The hash is `lowbias32` of the element's index. Two words that threefry draws
   from the key enter before and between its rounds, so that two keys never give
-  shifted copies.
-
-  Args:
-    key: Typed key from `jax.random.key`.
-    shape: Shape of the result.
-    rows: Whether the first axis has the rows of a batch, of which each shard
-      has its own.
-
-  Returns:
-    An array of `shape`, uint32.
+  shifted copies. For `rows` see `row_major_positions`.
   """
   words = jax.random.bits(key, (2,), jnp.uint32)
   positions = row_major_positions(shape, rows)
@@ -92,16 +71,8 @@ def keep_mask(
 ) -> Bool[Array, '...']:
   """Return True with probability 1 - rate, independently for every element.
 
-  Args:
-    key: Typed key from `jax.random.key`.
-    rate: Probability of False, in [0, 1).
-    shape: Shape of the result.
-    generator: 'hash' or 'threefry'; with 'threefry', masks depend on the number
-      of shards.
-    rows: Whether the first axis has rows, as in `hash_bits`.
-
-  Returns:
-    An array of `shape`, bool.
+  With generator='threefry' masks depend on the number of shards. For `rows` see
+  `row_major_positions`.
   """
   if generator == 'threefry':
     if rows and local_axes():
@@ -116,8 +87,6 @@ class Dropout(nn.Module):
   It sets elements to zero at `rate` and scales the others by 1 / (1 - rate).
 
   Attributes:
-    rate: Probability of a zero, in [0, 1).
-    generator: Generator of `keep_mask`.
     rows: Whether the first axis has the rows of a batch.
   """
 

@@ -52,26 +52,14 @@ def segment_mask(
 ) -> Bool[Array, 'B 1 T S']:
   """Return where query and key belong to the same segment.
 
-  Args:
-    queries: Segments of the queries, int32.
-    keys: Segments of the keys, int32.
-
-  Returns:
-    The mask of an attention; a query that is padding has no key.
+  A query that is padding has no key.
   """
   same = queries[:, :, None] == keys[:, None, :]
   return (same & (keys > 0)[:, None, :])[:, None]
 
 
 def segment_positions(segments: Int[Array, 'B T']) -> Int[Array, 'B T']:
-  """Return the position of every token in its own segment.
-
-  Args:
-    segments: Segments, int32.
-
-  Returns:
-    Positions, int32, counted from 0 at the start of each segment; 0 at padding.
-  """
+  """Return the position of every token in its own segment; 0 at padding."""
   place = jnp.arange(segments.shape[1], dtype=jnp.int32)
   before = jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
   starts = jnp.where(segments != before, place, 0)

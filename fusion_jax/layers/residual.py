@@ -3,7 +3,6 @@
 Axis letters: D model width.
 """
 
-import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -12,17 +11,12 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, States
 from fusion_jax.layers.dropout import Dropout
 
 
 def layer_norm(config: ModelConfig, scale: float = 1.0) -> nn.LayerNorm:
-  """Return layer normalisation with scale and offset, statistics in float32.
-
-  Args:
-    config: Model configuration.
-    scale: Start of the scale.
-  """
+  """Return layer normalisation with scale and offset, statistics in float32."""
   return nn.LayerNorm(
     epsilon=config.norm_epsilon,
     dtype=jnp.dtype(config.compute_dtype),
@@ -57,21 +51,16 @@ class ResidualState:
   # Whether the state is H[l], for which a layer connection may put its own.
   is_layer: ClassVar[bool] = True
 
-  def open(self, x: Float[Array, 'B T D']) -> Any:
+  def open(self, x: States) -> Any:
     """Return the state before the first layer, from H[0]."""
     return x
 
-  def close(self, state: Any) -> Float[Array, 'B T D']:
+  def close(self, state: Any) -> States:
     """Return H[l], from the state after layer l."""
     return state
 
   def skipped(self, before: Any, after: Any) -> Any:
-    """Return the state after a layer that is left out.
-
-    Args:
-      before: State before the layer.
-      after: State after it, whose structure the result has.
-    """
+    """Return the state after a layer that is left out, formed as `after`."""
     del after
     return before
 
@@ -79,31 +68,6 @@ class ResidualState:
     """Return the state after a layer if it is kept, else as if it were not."""
     others = self.skipped(before, after)
     return jax.tree.map(lambda x, y: jnp.where(kept, y, x), others, after)
-
-
-@dataclasses.dataclass(frozen=True)
-class Streams(ResidualState):
-  """Several streams, [B, N, T, D]; H[l] is their mean.
-
-  Positions come after streams, so that the two last axes are long: TPUs pad
-  them to multiples of 8 and 128.
-
-  Attributes:
-    count: Number of streams N.
-  """
-
-  is_layer: ClassVar[bool] = False
-
-  count: int
-
-  def open(self, x: Float[Array, 'B T D']) -> Float[Array, 'B N T D']:
-    """Return H[0] in every stream."""
-    shape = x.shape[0], self.count, *x.shape[1:]
-    return jnp.broadcast_to(x[:, None], shape)
-
-  def close(self, state: Float[Array, 'B N T D']) -> Float[Array, 'B T D']:
-    """Return the mean of the streams."""
-    return state.mean(1, dtype=jnp.float32).astype(state.dtype)
 
 
 class Residual(nn.Module):
@@ -120,43 +84,32 @@ class Residual(nn.Module):
       self.norm = layer_norm(self.config)
     self.dropout = Dropout(self.config.dropout, self.config.dropout_generator)
 
-  def before(
-    self, x: Any, context: Context
-  ) -> tuple[Float[Array, 'B T D'], Any]:
-    """Return the input of f, and what `after` needs beside its output.
-
-    Args:
-      x: State of the stack.
-      context: Context of the pass.
-    """
+  def before(self, x: Any, context: Context) -> tuple[States, Any]:
+    """Return the input of f, and what `after` needs beside its output."""
     del context
     return self.norm(x) if self.config.norm == 'pre' else x, None
 
-  def skip(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+  def skip(self, x: States) -> States:
     """Return what the output of f is added to: x itself."""
     return x
 
   def after(
     self,
     x: Any,
-    y: Float[Array, 'B T D'],
+    y: States,
     context: Context,
-    held: Any = None,
+    kept: Any = None,
     scale: Float[Array, ''] | None = None,
   ) -> Any:
-    """Return the state after the sublayer.
+    """Return the state after the sublayer, from that before it and y = f(h).
 
     Args:
       x: State before the sublayer.
       y: Output of f.
       context: Context of the pass.
-      held: What `before` gave with the input of f.
+      kept: What `before` gave with the input of f.
       scale: Scale a of norm='rezero', float32.
-
-    Returns:
-      The sum; with norm='post' it is normalised.
     """
-    del held
     y = self.dropout(y, context.deterministic)
     if scale is not None:
       y = scale.astype(y.dtype) * y

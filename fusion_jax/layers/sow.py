@@ -37,12 +37,6 @@ def sow(
   """Keep a value of this pass if its collection is asked for.
 
   Nothing is kept while parameters are initialised.
-
-  Args:
-    module: Module that computes the value.
-    collection: Collection to keep it in.
-    name: Name of the value within the module.
-    value: Array of any shape.
   """
   if wants(module, collection):
     module.sow(

@@ -196,7 +196,6 @@ class _Chunk(NamedTuple):
   Attributes:
     losses: Loss of every group and token, psi_k CE_k, which is also
       d loss / d log psi_k.
-    sums: Loss sums of the chunk.
     by_features: Gradient by the features of the chunk, if differentiated.
     by_output: Gradient by the output layer so far, if differentiated.
   """
@@ -387,16 +386,13 @@ def cross_entropy(
   Args:
     features: Decoder features, float32 or bfloat16; [B, T, D], or those of
       every group.
-    output: Table [V, D] and bias [V] or None, float32.
     targets: Token ids, int32.
     target_lengths: Number of tokens in each row, int32; the rest does not
       count.
-    label_smoothing: Smoothing e, in [0, 1).
     chunk_tokens: Least number of tokens, padding included, whose logits are
       held at a time; 0: all.
     log_weights: Log weights log psi of the groups, float32, where psi sums to
       1, the same everywhere or of every token; None without groups.
-    combine: Kind of the mixture: 'arithmetic' or 'geometric'.
 
   Returns:
     Sums over the tokens of all rows.

@@ -10,6 +10,7 @@ side like positions, and the mask keeps them apart.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,14 +20,22 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from fusion_jax.config import ModelConfig, Side
+from fusion_jax.config.fusion import SUBLAYERS
 from fusion_jax.fusion import plugs
-from fusion_jax.fusion.inputs import Layers
-from fusion_jax.layers.ablation_masks import masks_of
+from fusion_jax.fusion.inputs import LayerConnection
+from fusion_jax.fusion.mixture import keep_groups
+from fusion_jax.fusion.scheme import predictions_of, scheme_of, source_of
 from fusion_jax.layers.attention import query_of, residual_of
-from fusion_jax.layers.caches import Cache, KeyValue, with_values
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.dense import FeedForward
-from fusion_jax.layers.parameter import parameter
+from fusion_jax.layers.context import (
+  Cache,
+  Context,
+  KeyValue,
+  Layers,
+  States,
+  masks_of,
+  with_values,
+)
+from fusion_jax.layers.dense import FeedForward, parameter
 from fusion_jax.layers.residual import Residual, layer_norm
 
 # What the forward pass keeps of a layer for the backward pass, by
@@ -69,7 +78,7 @@ class StackOutput(NamedTuple):
   features: Float[Array, '*G M T D']
   layers: Layers
   log_weights: Float[Array, ' G'] | Float[Array, 'G M T'] | None = None
-  embeddings: Float[Array, 'M T D'] | None = None
+  embeddings: States | None = None
 
 
 def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
@@ -80,66 +89,33 @@ def _scale(module: nn.Module, config: ModelConfig) -> Float[Array, ''] | None:
   return parameter(module, 'residual_scale', zeros, (), ())
 
 
-def _residuals(
-  config: ModelConfig, side: Side, index: int, count: int
-) -> list[Residual]:
-  """Return the residuals of the sublayers of layer `index`, from 1."""
-  first = (index - 1) * count
-  return [plugs.residual(config, side, first + n) for n in range(count)]
+class Layer(nn.Module):
+  """Layer: self-attention, in a decoder attention to the memory, feed-forward.
 
-
-class EncoderLayer(nn.Module):
-  """Encoder layer: self-attention, then feed-forward."""
+  Attributes:
+    config: Model configuration.
+    side: Side of the stack.
+    index: Number of the layer, counted from 1.
+  """
 
   config: ModelConfig
+  side: Side
   index: int = 1
 
   def setup(self):
-    config = self.config
-    self.self_attention = plugs.self_attention(config, 'encoder', self.index)
+    config, side = self.config, self.side
+    residual, count = scheme_of(config, side).residual, SUBLAYERS[side]
+    residuals = [
+      residual.module(config, side, (self.index - 1) * count + number)
+      for number in range(count)
+    ]
+    self.self_attention = plugs.self_attention(config, side, self.index)
+    self.self_attention_residual = residuals[0]
+    if side == 'decoder':
+      self.cross_attention = plugs.cross_attention(config, self.index)
+      self.cross_attention_residual = residuals[1]
     self.feed_forward = FeedForward(config)
-    residuals = _residuals(config, 'encoder', self.index, 2)
-    self.self_attention_residual, self.feed_forward_residual = residuals
-    self.scale = _scale(self, config)
-
-  def __call__(
-    self, x: Any, layers: Layers, context: Context, memory: None = None
-  ) -> Any:
-    """Apply the layer.
-
-    Args:
-      x: Input of the layer: the state of the stack, or a `LayerInput`.
-      layers: H[0..l-1], for attentions that read more than x.
-      context: Context of the pass.
-      memory: None; only decoder layers have a memory.
-
-    Returns:
-      The state after the layer.
-    """
-    del memory
-    h, held = self.self_attention_residual.before(query_of(x), context)
-    y = self.self_attention.attend(x, h, layers, context)
-    x = self.self_attention.residual_input(residual_of(x), h)
-    x = self.self_attention_residual.after(x, y, context, held, self.scale)
-    h, held = self.feed_forward_residual.before(x, context)
-    y = self.feed_forward(h, context.deterministic)
-    return self.feed_forward_residual.after(x, y, context, held, self.scale)
-
-
-class DecoderLayer(nn.Module):
-  """Decoder layer: self-attention, attention over the memory, feed-forward."""
-
-  config: ModelConfig
-  index: int = 1
-
-  def setup(self):
-    config = self.config
-    self.self_attention = plugs.self_attention(config, 'decoder', self.index)
-    self.cross_attention = plugs.cross_attention(config, self.index)
-    self.feed_forward = FeedForward(config)
-    residuals = _residuals(config, 'decoder', self.index, 3)
-    self.self_attention_residual, self.cross_attention_residual = residuals[:2]
-    self.feed_forward_residual = residuals[2]
+    self.feed_forward_residual = residuals[-1]
     self.scale = _scale(self, config)
 
   def memory(
@@ -151,48 +127,68 @@ class DecoderLayer(nn.Module):
     """Return the input of this layer's cross-attention, once per sentence."""
     return self.cross_attention.memory(features, embedding, tokens)
 
-  def mixed_memory(self, own: KeyValue, first: KeyValue) -> KeyValue:
-    """Return the input of cross-attention with the values of layer 1."""
-    return self.cross_attention.mixed(own, first.values)
-
   def __call__(
-    self, x: Any, layers: Layers, context: Context, memory: KeyValue
+    self, x: Any, layers: Layers, context: Context, memory: KeyValue | None
   ) -> Any:
     """Apply the layer to all positions, or to one position with caches.
 
     Args:
-      x: Input of the layer, as in `EncoderLayer`: all positions of B sentences,
-        or the newest position of each of K hypotheses of B sentences (T = K).
+      x: The state of the stack, or a `LayerInput`: at all positions of B
+        sentences, or at the newest position of each of K hypotheses (T = K).
       layers: H[0..l-1], for attentions that read more than x.
       context: Context of the pass.
-      memory: Keys and values of the source.
+      memory: Keys and values of the source; None in an encoder.
 
     Returns:
       The state after the layer.
     """
-    assert context.memory_mask is not None, 'a decoder reads a memory'
-    h, held = self.self_attention_residual.before(query_of(x), context)
-    y = self.self_attention.attend(x, h, layers, context)
-    x = self.self_attention.residual_input(residual_of(x), h)
-    x = self.self_attention_residual.after(x, y, context, held, self.scale)
 
-    h, held = self.cross_attention_residual.before(x, context)
-    y = self.cross_attention(
-      h, memory, context.memory_mask, context.deterministic
+    def self_attend(h):
+      return self.self_attention.attend(x, h, layers, context)
+
+    y = self._sublayer(
+      self.self_attention_residual,
+      x,
+      self_attend,
+      context,
+      self.self_attention.residual_from_norm,
     )
-    x = self.cross_attention.residual_input(x, h)
-    x = self.cross_attention_residual.after(x, y, context, held, self.scale)
+    if self.side == 'decoder':
+      mask, residual = context.memory_mask, self.cross_attention_residual
+      assert mask is not None, 'a decoder reads a memory'
+      assert memory is not None
+      attend = functools.partial(
+        self.cross_attention,
+        source=memory,
+        mask=mask,
+        deterministic=context.deterministic,
+      )
+      from_norm = self.cross_attention.residual_from_norm
+      y = self._sublayer(residual, y, attend, context, from_norm)
+    feed = functools.partial(
+      self.feed_forward, deterministic=context.deterministic
+    )
+    return self._sublayer(self.feed_forward_residual, y, feed, context)
 
-    h, held = self.feed_forward_residual.before(x, context)
-    y = self.feed_forward(h, context.deterministic)
-    return self.feed_forward_residual.after(x, y, context, held, self.scale)
+  def _sublayer(
+    self,
+    residual: Residual,
+    x: Any,
+    f: Callable[..., Array],
+    context: Context,
+    from_norm: bool = False,
+  ) -> Any:
+    """Return the state after a sublayer f."""
+    h, kept = residual.before(query_of(x), context)
+    y = f(h)
+    start = h if from_norm else residual_of(x)
+    return residual.after(start, y, context, kept, self.scale)
 
 
 class _Stack(nn.Module):
   """Stack of layers with their layer connection and layer aggregation.
 
   Attributes:
-    config: Model configuration.
     layer_embedding: Table of Wang et al. (2018), Eq. 4, if any.
   """
 
@@ -200,37 +196,38 @@ class _Stack(nn.Module):
   layer_embedding: nn.Module | None = None
 
   side: ClassVar[Side] = 'encoder'
-  layer_class: ClassVar[type[EncoderLayer | DecoderLayer]] = EncoderLayer
 
   def setup(self):
     config, side = self.config, self.side
     if config.scan_layers:
-      self.layers = self.layer_class(config)
+      self.layers = Layer(config, side)
     else:
-      self.layer = [
-        self.layer_class(config, index + 1)
-        for index in range(config.layers(side))
-      ]
-    self.connection = plugs.connection(config, side)
-    self.state = plugs.residual_state(config, side)
-    self.state_read = plugs.state_read(config, side)
+      numbers = range(1, config.layers(side) + 1)
+      self.layer = [Layer(config, side, index) for index in numbers]
+    scheme = scheme_of(config, side)
+    connection = plugs.module_at('layer connection', config, side)
+    self.connection = connection or LayerConnection(config, side)
+    self.state = scheme.residual.state(config, side)
+    self.state_read = scheme.residual.read(config, side)
     self.input_norms = plugs.input_norms(config, side)
-    self.read_out = plugs.layer_aggregation(config, side, self.layer_embedding)
-    self.prediction = plugs.prediction(config, side)
+    self.read_out = plugs.module_at(
+      'layer aggregation', config, side, self.layer_embedding
+    )
+    prediction = plugs.module_at('prediction', config, side)
+    self.prediction = None if scheme.reads_embeddings else prediction
+    self.surface = prediction if scheme.reads_embeddings else None
     self.opening = plugs.openings(config, side)
     if config.norm == 'pre':
       self.final_norm = layer_norm(config)
 
-  def _run(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
-  ) -> StackOutput:
+  def _run(self, x: States, context: Context, memories: Any) -> StackOutput:
     """Apply all layers, then the layer aggregation."""
     run = self._scan if self.config.scan_layers else self._loop
     context = dataclasses.replace(context, keep=masks_of(self))
     return self._read(*run(x, context, memories), context)
 
   def _loop(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+    self, x: States, context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Return H[0..L], and what the layer connection makes of them."""
     layers: Layers = (x,)
@@ -275,9 +272,10 @@ class _Stack(nn.Module):
 
   def _depth(self, context: Context) -> int:
     """Return how many layers to run: fewer where no group reads the others."""
-    if self.prediction is None or self._is_whole(context):
+    mixed = None if self.prediction is None else predictions_of(self.config)
+    if mixed is None or self._is_whole(context):
       return len(self.layer)
-    return plugs.inference_depth(self.config)
+    return mixed.layers
 
   def _is_whole(self, context: Context) -> bool:
     """Return whether all groups predict: in training, and in initialisation."""
@@ -305,7 +303,7 @@ class _Stack(nn.Module):
     return y
 
   def _scan(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Any
+    self, x: States, context: Context, memories: Any
   ) -> tuple[Layers, Float[Array, '*J B T D']]:
     """Do the same as `_loop` where layers read the layer below; compile one."""
     embedding = x
@@ -381,25 +379,14 @@ class Decoder(_Stack):
   """
 
   side: ClassVar[Side] = 'decoder'
-  layer_class: ClassVar[type[EncoderLayer | DecoderLayer]] = DecoderLayer
-
-  def setup(self):
-    super().setup()
-    self.surface = plugs.surface_prediction(self.config)
 
   def memories(
     self, encoded: StackOutput, mask: Bool[Array, 'B 1 1 S']
   ) -> Memories:
     """Return keys and values of the source for every layer.
 
-    A layer that reads the values of layer 1 has keys alone.
-
-    Args:
-      encoded: Output of the encoder.
-      mask: Mask, True at source tokens.
-
-    Returns:
-      One for each layer; stacked, [L, B, N, S, H], with scan_layers.
+    A layer that reads the values of layer 1 has keys alone. With scan_layers
+    they are stacked, [L, B, N, S, H]. The mask is True at source tokens.
     """
     return Memories(self._of_layers(encoded, mask), self._of_surface(encoded))
 
@@ -419,51 +406,44 @@ class Decoder(_Stack):
     tokens = mask[:, 0, 0]
     one_per_layer = features.ndim > embedding.ndim
     if not self.config.scan_layers:
-      own: tuple[Any, ...] = tuple(
+      memories: tuple[Any, ...] = tuple(
         layer.memory(
           features[index] if one_per_layer else features, embedding, tokens
         )
         for index, layer in enumerate(self.layer)
       )
-      if not plugs.mixes_memory(self.config):
-        return own
+      if not source_of(self.config, 'decoder').mixes_memory(self.config):
+        return memories
       return tuple(
-        layer.mixed_memory(memory, own[0])
-        for layer, memory in zip(self.layer, own, strict=True)
+        layer.cross_attention.mixed(memory, memories[0].values)
+        for layer, memory in zip(self.layer, memories, strict=True)
       )
 
-    def body(layer, carry, own):
+    def body(layer, carry, one):
       return carry, layer.memory(
-        own if one_per_layer else features, embedding, tokens
+        one if one_per_layer else features, embedding, tokens
       )
 
     scan = _scanned(body, self.config.decoder_layers)
     return scan(self.layers, (), features if one_per_layer else None)[1]
 
   def __call__(
-    self, x: Float[Array, 'B T D'], context: Context, memories: Memories
+    self, x: States, context: Context, memories: Memories
   ) -> StackOutput:
-    """Return the features of all positions, or of one position with caches.
-
-    Args:
-      x: H[0], with positions as in `DecoderLayer`.
-      context: Context of the pass.
-      memories: Keys and values from `memories`.
-
-    Returns:
-      The features and H[0..L].
-    """
+    """Return features and H[0..L] of all positions, or of one with caches."""
     of_layers = memories.layers
     if not isinstance(of_layers, KeyValue):
-      of_layers = tuple(with_values(own, of_layers[0]) for own in of_layers)
+      first = of_layers[0]
+      of_layers = tuple(with_values(cache, first) for cache in of_layers)
     output = self._run(x, context, of_layers)
     if memories.surface is not None:
       output = self._with_surface(output, memories.surface, context)
     if output.log_weights is None or self._is_whole(context):
       return output
-    kept = plugs.inference_groups(
-      self.config, output.features, output.log_weights
-    )
+    mixed = predictions_of(self.config)
+    assert mixed is not None, 'a scheme predicts'
+    features, weights = output.features, output.log_weights
+    kept = keep_groups(features, weights, *mixed.kept)
     return output._replace(features=kept[0], log_weights=kept[1])
 
   def _with_surface(

@@ -16,12 +16,22 @@ from jaxtyping import Array, Bool, Float, Int
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion import plugs
 from fusion_jax.fusion.mixture import mixture_log_probabilities
+from fusion_jax.fusion.scheme import predictions_of, scheme_of
 from fusion_jax.layers.attention import causal_mask, padding_mask, rows_mask
-from fusion_jax.layers.caches import Cache, CacheCursor, empty
-from fusion_jax.layers.context import Context
-from fusion_jax.layers.dense import bias_initializer, kernel_initializer
+from fusion_jax.layers.context import (
+  Cache,
+  CacheCursor,
+  Context,
+  Layers,
+  States,
+  empty,
+)
+from fusion_jax.layers.dense import (
+  bias_initializer,
+  kernel_initializer,
+  parameter,
+)
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.parameter import parameter
 from fusion_jax.layers.positions import (
   segment_mask,
   segment_positions,
@@ -45,8 +55,6 @@ class ModelOutput(NamedTuple):
   """Output of a pass with teacher forcing.
 
   Attributes:
-    features: Decoder features, the input of `output`; one tensor for each of
-      several predictions.
     output: Output projection, which the loss applies.
     encoder_layers, decoder_layers: H[0..L] of each stack.
     encoder_features: What the decoder reads of the source; several tensors
@@ -58,7 +66,7 @@ class ModelOutput(NamedTuple):
   features: Float[Array, '*G B T D']
   output: OutputLayer
   encoder_layers: tuple[Float[Array, 'B S D'], ...]
-  decoder_layers: tuple[Float[Array, 'B T D'], ...]
+  decoder_layers: Layers
   encoder_features: Float[Array, '*G B S D']
   log_weights: Float[Array, ' G'] | Float[Array, 'G B T'] | None = None
 
@@ -83,14 +91,8 @@ def shift_right(
 ) -> Int[Array, 'B T']:
   """Return the decoder's input: the start symbol, then all but the last token.
 
-  Args:
-    target: Token ids, int32.
-    start_id: Id of the start symbol.
-    positions: Position of every token in its own segment; None: a row is one
-      sentence.
-
-  Returns:
-    The tokens; the start symbol stands at the first position of each segment.
+  With `positions`, those of tokens in their own segments, the start symbol
+  stands at the first position of each segment.
   """
   shifted = jnp.pad(target, ((0, 0), (1, 0)), constant_values=start_id)[:, :-1]
   if positions is None:
@@ -99,14 +101,7 @@ def shift_right(
 
 
 class Transformer(nn.Module):
-  """Transformer: encoder, decoder, embeddings and output projection.
-
-  Attributes:
-    config: Model configuration.
-    source_vocabulary: Number of pieces of the source side.
-    target_vocabulary: Number of pieces of the target side.
-    start_id: First input id of the decoder.
-  """
+  """Transformer: encoder, decoder, embeddings and output projection."""
 
   config: ModelConfig
   source_vocabulary: int
@@ -144,7 +139,7 @@ class Transformer(nn.Module):
     config, size = self.config, self.target_vocabulary
     table, bias = self.target_table, None
     if config.tied_embeddings in ('none', 'source_target'):
-      if config.initialization == 'mlrf':
+      if config.initialization == 'fan_in':
         init = kernel_initializer(config)
         table = parameter(
           self,
@@ -167,7 +162,7 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B T'],
     positions: Int[Array, '*#B T'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     config = self.config
     embedding = self._looked_up(table, tokens)
     if learned is not None:
@@ -183,7 +178,7 @@ class Transformer(nn.Module):
 
   def _looked_up(
     self, table: Float[Array, 'V D'], tokens: Int[Array, 'B T']
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     embedding = table[tokens]
     if self.config.scale_embedding:
       embedding = embedding * self.config.width**0.5
@@ -194,7 +189,7 @@ class Transformer(nn.Module):
     tokens: Int[Array, 'B T'],
     positions: Int[Array, '*#B T'],
     deterministic: bool,
-  ) -> Float[Array, 'B T D']:
+  ) -> States:
     learned = getattr(self, 'target_positions', None)
     return self._embed(
       self.target_table, learned, tokens, positions, deterministic
@@ -213,7 +208,6 @@ class Transformer(nn.Module):
       source: Token ids, int32, the end symbol included.
       source_lengths: Number of tokens in each row, int32; what follows is
         padding.
-      deterministic: Whether dropout is off.
       source_segments: Segments of a batch of packed rows, int32; see `Batch`.
 
     Returns:
@@ -235,12 +229,10 @@ class Transformer(nn.Module):
     encoded = self.encoder(
       x, Context(mask, deterministic, tokens=padding[:, 0, 0])
     )
-    if not plugs.reads_embeddings(self.config):
+    if not scheme_of(self.config, 'decoder').reads_embeddings:
       return encoded
-    if not self.config.decoder.options.positions:
-      bare = self._looked_up(self.source_table, source).astype(x.dtype)
-      x = self.dropout(bare, deterministic)
-    return encoded._replace(embeddings=x)
+    bare = self._looked_up(self.source_table, source).astype(x.dtype)
+    return encoded._replace(embeddings=self.dropout(bare, deterministic))
 
   def __call__(
     self,
@@ -264,7 +256,6 @@ class Transformer(nn.Module):
       source: Token ids, int32, the end symbol included.
       source_lengths: Number of tokens in each row, int32.
       target: Token ids, int32, the end symbol included, no start symbol.
-      deterministic: Whether dropout is off.
       target_lengths: Number of tokens in each row, int32, for the telemetry; no
         output depends on them.
       source_segments: Segments of a batch of packed rows, int32; see `Batch`.
@@ -315,7 +306,6 @@ class Transformer(nn.Module):
     """Return an empty cache, and what all decoding steps read of the source.
 
     Args:
-      encoded: Output of `encode`.
       source_lengths: Number of tokens in each row, int32.
       beam: Number K of hypotheses of a sentence.
       max_length: Largest number T of steps.
@@ -346,11 +336,8 @@ class Transformer(nn.Module):
 
     Args:
       tokens: Newest token of each hypothesis, int32; `start_id` at position 0.
-      position: Position of that token.
       rows: Row of the cache that holds each position of each hypothesis, int32.
         Hypothesis k writes this position into row k.
-      cache: Cache of the earlier positions.
-      memory: Memory from `start_decoding`.
 
     Returns:
       Logits, float32, which already are log-probabilities if
@@ -377,16 +364,7 @@ class Transformer(nn.Module):
   def take_sentences(
     self, cache: tuple[Cache, ...], memory: Memory, sentences: Int[Array, ' M']
   ) -> tuple[tuple[Cache, ...], Memory]:
-    """Select the cache and the memory of some of the sentences.
-
-    Args:
-      cache: Cache of all B sentences.
-      memory: Memory of all B sentences.
-      sentences: Indices of the sentences to select, int32.
-
-    Returns:
-      Cache and memory of these sentences.
-    """
+    """Return the cache and the memory of some of the sentences."""
 
     def taken(tree: Any, axis: int) -> Any:
       return jax.tree.map(
@@ -401,7 +379,7 @@ class Transformer(nn.Module):
   @property
   def gives_log_probabilities(self) -> bool:
     """Whether `decode_step` returns the logarithm of a mixture."""
-    return plugs.prediction_count(self.config) > 0
+    return predictions_of(self.config) is not None
 
   def _decode(
     self,
@@ -442,3 +420,52 @@ def boxed_parameters(model: Transformer, seed: int) -> Parameters:
 def initial_parameters(model: Transformer, seed: int) -> Parameters:
   """Return fresh parameters, which depend on the seed alone."""
   return nn.unbox(boxed_parameters(model, seed))
+
+
+# The last parts of their names. A parameter that a new scheme adds under
+# another name has full precision and no decay until it is listed here.
+_MATRICES = frozenset({'kernel'})
+_TABLES = frozenset(
+  {
+    'embedding',
+    'source_embedding',
+    'target_embedding',
+    'output_table',
+    'source_positions',
+    'target_positions',
+  }
+)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+  """Return 'encoder/layer_0/feed_forward/out/kernel' from the path of a leaf.
+
+  Flax's box around a parameter is not part of its name.
+  """
+  keys = tuple(key for key in path if isinstance(key, jax.tree_util.DictKey))
+  return jax.tree_util.keystr(keys, simple=True, separator='/')
+
+
+def are_weights(parameters: Parameters) -> Parameters:
+  """Return a tree with True where a parameter is a weight matrix or table."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, _: _last_name(path) in _MATRICES | _TABLES, parameters
+  )
+
+
+def bfloat16_copies(parameters: Parameters) -> Parameters:
+  """Return the tree with its matrices in bfloat16; gradients are float32.
+
+  Tables stay float32: a lookup reads few of their rows, and where one table has
+  several uses their gradients must be added in float32.
+  """
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: (
+      leaf.astype(jnp.bfloat16) if _last_name(path) in _MATRICES else leaf
+    ),
+    parameters,
+  )
+
+
+def _last_name(path: tuple[Any, ...]) -> str:
+  return path_name(path).rpartition('/')[2]

@@ -58,7 +58,10 @@ class Watch:
     """Read all files."""
     now = time.monotonic()
     for process, (last, _) in enumerate(self._seen):
-      start, _, text = self._read(process).partition(' ')
+      content = ''
+      with contextlib.suppress(OSError):
+        content = (self._folder / str(process)).read_text()
+      start, _, text = content.partition(' ')
       if start != self._start or text == last:
         continue
       self._seen[process] = text, now
@@ -71,9 +74,8 @@ class Watch:
 
   def failed(self) -> str:
     """Return why the first of the failed processes failed; '' if none did."""
-    for process, failure in sorted(self._failures.items()):
-      return f'process {process}: {failure}'
-    return ''
+    first = min(self._failures.items(), default=None)
+    return f'process {first[0]}: {first[1]}' if first else ''
 
   def lost(self, seconds: float) -> str:
     """Return a message about processes without a heartbeat; '' if none."""
@@ -83,9 +85,8 @@ class Watch:
       for process, (_, changed) in enumerate(self._seen)
       if now - changed > seconds
     ]
-    if not gone:
-      return ''
-    return f'no heartbeat for {seconds:g} s from {", ".join(gone)}'
+    listed = ', '.join(gone)
+    return f'no heartbeat for {seconds:g} s from {listed}' if gone else ''
 
   def stalled(self, seconds: float) -> str:
     """Return a message if no process makes progress; '' if one does."""
@@ -102,12 +103,6 @@ class Watch:
       f'and {first} on process {", ".join(behind)}'
       + ('' if has_batch else ', which still waits for its input')
     )
-
-  def _read(self, process: int) -> str:
-    try:
-      return (self._folder / str(process)).read_text()
-    except OSError:
-      return ''
 
 
 class Heartbeat:

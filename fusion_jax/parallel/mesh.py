@@ -32,7 +32,21 @@ def make_mesh(
 ) -> Mesh:
   """Return the mesh of a config."""
   devices = list(jax.devices() if devices is None else devices)
-  return _mesh(config.shape(len(devices)), devices)
+  shape = config.shape(len(devices))
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if slices == 1:
+    return _mesh(
+      mesh_utils.create_device_mesh(
+        shape, devices, allow_split_physical_axes=True
+      )
+    )
+  outer = over_slices(shape, slices)
+  inner = tuple(size // by for size, by in zip(shape, outer, strict=True))
+  return _mesh(
+    mesh_utils.create_hybrid_device_mesh(
+      inner, outer, devices, allow_split_physical_axes=True
+    )
+  )
 
 
 def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -44,22 +58,10 @@ def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
     jax.devices() if devices is None else devices,
     key=lambda device: (device.process_index, device.id),
   )
-  arranged = np.array(devices).reshape(-1, 1, 1)
-  return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  return _mesh(np.array(devices).reshape(-1, 1, 1))
 
 
-def _mesh(shape: tuple[int, int, int], devices: list[jax.Device]) -> Mesh:
-  slices = len({getattr(device, 'slice_index', 0) for device in devices})
-  if slices == 1:
-    arranged = mesh_utils.create_device_mesh(
-      shape, devices, allow_split_physical_axes=True
-    )
-  else:
-    outer = over_slices(shape, slices)
-    inner = tuple(size // by for size, by in zip(shape, outer, strict=True))
-    arranged = mesh_utils.create_hybrid_device_mesh(
-      inner, outer, devices, allow_split_physical_axes=True
-    )
+def _mesh(arranged: np.ndarray) -> Mesh:
   return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -151,6 +153,12 @@ def row_axes() -> tuple[str, ...]:
   return tuple(axis for axis in ROW_AXES if shape.get(axis, 1) > 1)
 
 
+def local_axes() -> tuple[str, ...]:
+  """Return the row axes of which one shard is traced, in ROW_AXES order."""
+  manual = jax.sharding.get_abstract_mesh().manual_axes
+  return tuple(axis for axis in ROW_AXES if axis in manual)
+
+
 def shard_number() -> UInt32[Array, '']:
   """Return which shard of the rows is traced here; 0 outside a shard_map."""
   local = local_axes()
@@ -161,16 +169,8 @@ def shard_number() -> UInt32[Array, '']:
 
 def shards_of_rows() -> int:
   """Return into how many shards XLA divides the rows of what is traced here."""
-  if local_axes():
-    return 1
   shape = jax.sharding.get_abstract_mesh().shape
-  return math.prod(shape[axis] for axis in row_axes())
-
-
-def local_axes() -> tuple[str, ...]:
-  """Return the row axes of which one shard is traced, in ROW_AXES order."""
-  manual = jax.sharding.get_abstract_mesh().manual_axes
-  return tuple(axis for axis in ROW_AXES if axis in manual)
+  return 1 if local_axes() else math.prod(shape[axis] for axis in row_axes())
 
 
 def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:

@@ -1,19 +1,18 @@
 """Several processes that train as one, each with its own devices."""
 
 import argparse
-import dataclasses
 import functools
 import logging
 import operator
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pydantic
 
 from fusion_jax.bounds import Natural, Positive, number
-from fusion_jax.errors import InputError
+from fusion_jax.errors import InputError, first_line
 
 Result = TypeVar('Result')
 
@@ -31,65 +30,28 @@ _COUNTS = (
   'PMI_SIZE',
   'MEGASCALE_NUM_SLICES',
 )
-# Variables that JAX reads in a cluster and expects to be numbers.
-_ASKED = (
-  'SLURM_JOB_ID',
-  'SLURM_NTASKS',
-  'SLURM_PROCID',
-  'SLURM_LOCALID',
-  'OMPI_COMM_WORLD_SIZE',
-  'OMPI_COMM_WORLD_RANK',
-  'OMPI_COMM_WORLD_LOCAL_RANK',
-)
 # Variables with the hosts of a TPU slice on GKE.
 _HOSTS = ('TPU_PROCESS_ADDRESSES', 'TPU_WORKER_HOSTNAMES')
 
 
-@dataclasses.dataclass(frozen=True)
-class Processes:
-  """Position of this process among all.
+class Processes(NamedTuple):
+  """Process 0 as 'HOST:PORT', how many there are, and which this is.
 
-  Attributes:
-    coordinator: 'HOST:PORT' of process 0; empty: JAX asks the cluster.
-    count: Number of all processes; 0: JAX asks the cluster.
-    index: Number of this process; -1: JAX asks the cluster.
+  None: JAX asks the cluster.
   """
 
-  coordinator: str = ''
-  count: int = 0
-  index: int = -1
-
-  def __post_init__(self):
-    named = bool(self.coordinator), self.count > 0, self.index >= 0
-    if len(set(named)) > 1:
-      raise InputError(
-        '--coordinator=HOST:PORT, --processes and --process belong together: '
-        'give all three, or none where SLURM, GKE or Cloud TPU say it'
-      )
-    if any(named) and self.index >= self.count:
-      raise InputError(
-        f'--process: must be less than --processes={self.count}, '
-        f'got {self.index}'
-      )
+  coordinator: str | None = None
+  total: int | None = None
+  number: int | None = None
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
   """Add --coordinator, --processes, --process and --distributed."""
-  add = parser.add_argument
+  add, count, index = parser.add_argument, number(Positive), number(Natural)
   add('--distributed', action='store_true', help='ask the cluster for these:')
-  add('--coordinator', default='', help='HOST:PORT of process 0')
-  add(
-    '--processes',
-    type=number(Positive),
-    default=0,
-    help='the number of processes',
-  )
-  add(
-    '--process',
-    type=number(Natural),
-    default=-1,
-    help='of this process, from 0',
-  )
+  add('--coordinator', help='HOST:PORT of process 0')
+  add('--processes', type=count, help='the number of processes')
+  add('--process', type=index, help='of this process, from 0')
 
 
 def processes_of(arguments: argparse.Namespace) -> Processes | None:
@@ -99,27 +61,26 @@ def processes_of(arguments: argparse.Namespace) -> Processes | None:
   given = Processes(
     flags.pop('coordinator'), flags.pop('processes'), flags.pop('process')
   )
-  if given.coordinator:
-    return given
-  if several or _in_a_cluster(os.environ):
-    for name in _ASKED:
-      _whole(os.environ, name, 0)
-    return given
-  return None
+  coordinator, total, own = given
+  if coordinator and total and own is not None:
+    if own < total:
+      return given
+    raise InputError(
+      f'--process: must be less than --processes={total}, got {own}'
+    )
+  if given != Processes():
+    raise InputError(
+      '--coordinator=HOST:PORT, --processes and --process belong together: '
+      'give all three, or none where SLURM, GKE or Cloud TPU say it'
+    )
+  return given if several or _in_a_cluster(os.environ) else None
 
 
 def _in_a_cluster(environment: Mapping[str, str]) -> bool:
   """Return whether srun, mpirun or GKE started several processes."""
-  several = any(_whole(environment, name, 1) > 1 for name in _COUNTS)
-  return several or any(',' in environment.get(name, '') for name in _HOSTS)
-
-
-def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
-  text = environment.get(name) or str(default)
-  try:
-    return number(Natural)(text)
-  except argparse.ArgumentTypeError as error:
-    raise InputError(f'{name}={text}: {error}') from None
+  counts = (environment.get(name) or '1' for name in _COUNTS)
+  hosts = (environment.get(name, '') for name in _HOSTS)
+  return any(count != '1' for count in counts) or ',' in ' '.join(hosts)
 
 
 def start(processes: Processes | None) -> None:
@@ -131,16 +92,9 @@ def start(processes: Processes | None) -> None:
     return
   import jax
 
-  known: dict[str, Any] = {}
-  if processes.coordinator:
-    known = {
-      'coordinator_address': processes.coordinator,
-      'num_processes': processes.count,
-      'process_id': processes.index,
-    }
   try:
     jax.distributed.initialize(
-      **known,
+      *processes,
       initialization_timeout=_START,
       heartbeat_timeout_seconds=_LOST,
       shutdown_timeout_seconds=_END,
@@ -151,8 +105,7 @@ def start(processes: Processes | None) -> None:
       'and --process)'
     )
     raise InputError(
-      f'the processes cannot be joined through {where}: '
-      f'{str(error).splitlines()[0]}'
+      f'the processes cannot be joined through {where}: {first_line(error)}'
     ) from error
   if jax.process_index() > 0:
     logging.getLogger().setLevel(logging.WARNING)
@@ -183,14 +136,13 @@ def on_all(
   try:
     results.append(action())
   except kinds as error:
-    number = next(i for i, kind in enumerate(kinds) if isinstance(error, kind))
-    failure = f'{number} {error}'.encode()
+    failure = f'{type(error).__name__} {error}'.encode()
   failures = gather(failure)
   for process, told in enumerate(failures):
     if told:
-      kind, _, message = told.decode().partition(' ')
+      name, _, message = told.decode().partition(' ')
       where = f'process {process}: ' if len(failures) > 1 else ''
-      raise kinds[int(kind)](where + message)
+      raise {kind.__name__: kind for kind in kinds}[name](where + message)
   return results[0]
 
 

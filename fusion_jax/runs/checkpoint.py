@@ -33,8 +33,7 @@ from fusion_jax.config import ExperimentConfig, TrainingConfig
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.files import whole_folder
-from fusion_jax.json_files import DamagedError, sealed
+from fusion_jax.files import DamagedError, sealed, whole_folder
 from fusion_jax.models.transformer import Parameters
 from fusion_jax.parallel.processes import is_first, on_all
 from fusion_jax.runs.directory import create_run
@@ -42,10 +41,9 @@ from fusion_jax.runs.integrity import (
   array_digests,
   check_identity,
   check_model,
+  check_regular_files,
   identity_of,
-)
-from fusion_jax.runs.reading import (
-  open_to_read,
+  open_checkpoints,
   read_arrays,
   read_by_all,
   read_meta,
@@ -89,9 +87,8 @@ def copied(parameters: Parameters) -> Parameters:
 class Progress:
   """Progress of a run apart from its state.
 
-  `best` is the best value of the metric, if there was a validation, and `stale`
-  the number of validations since then. `seconds` is time in the loop, summed
-  over all starts. Updates that were not finite are skipped.
+  `stale` counts the validations since the best, `seconds` time in the loop over
+  all starts, `skipped` updates that were not finite.
   """
 
   best: float | None = None
@@ -141,14 +138,13 @@ class _KeepBest:
   ) -> list[bool]:
     """Return for each checkpoint whether it is one of the best."""
     del context
-    steps = [checkpoint.step for checkpoint in checkpoints]
     validated = {
-      step: quality
-      for step in steps
-      if (quality := self.qualities.get(step)) is not None
+      checkpoint.step: quality
+      for checkpoint in checkpoints
+      if (quality := self.qualities.get(checkpoint.step)) is not None
     }
     best = heapq.nlargest(self._count, validated, validated.__getitem__)
-    return [step in best for step in steps]
+    return [checkpoint.step in best for checkpoint in checkpoints]
 
 
 class Checkpoints:
@@ -169,8 +165,9 @@ class Checkpoints:
       enable_async_checkpointing=True,
     )
     try:
+      check_regular_files(self._directory)
       self._manager = ocp.CheckpointManager(self._directory, options=options)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, DamagedError) as error:
       raise InputError(
         f'{self._directory}: cannot be used: {first_line(error)}'
       ) from error
@@ -190,12 +187,6 @@ class Checkpoints:
     if quality is not None and not math.isfinite(quality):
       quality = None
     self._best.qualities[step] = quality
-    arrays = {
-      'parameters': state.parameters,
-      'training': {'step': state.step, 'optimizer': state.optimizer},
-    }
-    if state.average is not None:
-      arrays['average'] = state.average
     meta = {
       'data': iterator.get_state(),
       'progress': dataclasses.asdict(progress),
@@ -203,7 +194,7 @@ class Checkpoints:
       'quality': quality,
       **self._identity,
     }
-    items = items_of(arrays, meta)
+    items = _composite(_items(state), meta)
     # Of the one before, so that its fault is not told of this one.
     self.wait()
     with _write_errors(self._directory, f'checkpoint {step}'):
@@ -215,13 +206,12 @@ class Checkpoints:
     unknown = [step for step in self._manager.all_steps() if step not in known]
     if not unknown:
       return
-    with open_to_read(self._directory) as reader:
+    with open_checkpoints(self._directory) as reader:
       for step in unknown:
-        try:
+        known[step] = None
+        with contextlib.suppress(DamagedError):
           meta = read_by_all(functools.partial(read_meta, reader, step))
           known[step] = meta['quality']
-        except DamagedError:
-          known[step] = None
 
   def latest_step(self) -> int | None:
     """Return the step of the newest checkpoint, if there is one."""
@@ -260,28 +250,24 @@ class Checkpoints:
 
   def _set_aside(self, steps: Sequence[int]) -> None:
     """Move damaged checkpoints to DIR/damaged, out of the run's way."""
-    on_all(lambda: self._move(steps) if is_first() else None)
-    self._manager.reload()
 
-  def _move(self, steps: Sequence[int]) -> None:
-    for step in steps:
-      damaged = self._directory.with_name('damaged') / str(step)
-      shutil.rmtree(damaged, ignore_errors=True)
-      damaged.parent.mkdir(exist_ok=True)
-      (self._directory / str(step)).rename(damaged)
+    def move() -> None:
+      for step in steps if is_first() else ():
+        damaged = self._directory.with_name('damaged') / str(step)
+        shutil.rmtree(damaged, ignore_errors=True)
+        damaged.parent.mkdir(exist_ok=True)
+        (self._directory / str(step)).rename(damaged)
+
+    on_all(move)
+    self._manager.reload()
 
   def _restore_step(
     self, step: int, fresh: TrainState, iterator: grain.DatasetIterator
   ) -> tuple[TrainState, Progress]:
-    wanted = {
-      'parameters': fresh.parameters,
-      'training': {'step': fresh.step, 'optimizer': fresh.optimizer},
-    }
-    if fresh.average is not None:
-      wanted['average'] = fresh.average
-    with open_to_read(self._directory) as reader:
+    wanted = abstract_like(_items(fresh))
+    with open_checkpoints(self._directory) as reader:
       meta = read_by_all(lambda: self._fitting_meta(reader, step, fresh))
-      items = read_arrays(reader, step, meta, abstract_like(wanted))
+      items = read_arrays(reader, step, meta, wanted)
 
     def move_input() -> Progress:
       with reading():
@@ -289,12 +275,10 @@ class Checkpoints:
         return Progress(**meta['progress'])
 
     progress = read_by_all(move_input)
+    parameters, average = items['parameters'], items.get('average')
     training = items['training']
     state = TrainState(
-      training['step'],
-      items['parameters'],
-      training['optimizer'],
-      items.get('average'),
+      training['step'], parameters, training['optimizer'], average
     )
     return state, progress
 
@@ -306,32 +290,34 @@ class Checkpoints:
     meta = read_meta(reader, step)
     with reading():
       check_identity(meta, self._identity, path)
-      _check_has_optimizer(meta, self._directory.parent)
+      if 'mean' in meta or 'imported' in meta:
+        workdir = self._directory.parent
+        raise InputError(
+          f'{workdir}: holds no optimizer state to resume from; start another '
+          f'--workdir with --init_from={workdir}'
+        )
       check_model(path, meta, fresh.parameters)
     return meta
 
 
-def items_of(
+def _items(state: TrainState) -> dict[str, Any]:
+  """Return the items of a checkpoint that consist of arrays."""
+  items: dict[str, Any] = {
+    'parameters': state.parameters,
+    'training': {'step': state.step, 'optimizer': state.optimizer},
+  }
+  if state.average is not None:
+    items['average'] = state.average
+  return items
+
+
+def _composite(
   arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> ocp.args.Composite:
   """Return the items for Orbax to write, with format and digests."""
   meta = {'format': FORMAT, **meta, 'arrays': array_digests(arrays)}
   items = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
   return ocp.args.Composite(**items, meta=ocp.args.JsonSave(sealed(meta)))
-
-
-def _check_has_optimizer(meta: Mapping[str, Any], workdir: Path) -> None:
-  if 'mean' in meta:
-    mean = meta['mean']
-    what = f'the mean of {len(mean["steps"])} checkpoints of {mean["run"]}'
-  elif 'imported' in meta:
-    what = f'an imported model of {meta["imported"]["format"]}'
-  else:
-    return
-  raise InputError(
-    f'{workdir}: holds {what} and no optimizer state to resume from; start '
-    f'another --workdir with --init_from={workdir}'
-  )
 
 
 @contextlib.contextmanager
@@ -368,23 +354,18 @@ def write_run(
     **origin,
     **identity_of(config, *tokenizers),
   }
-  items = items_of({'parameters': parameters}, meta)
+  items = _composite({'parameters': parameters}, meta)
+  options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
   try:
     with whole_folder(output) as partial:
       create_run(partial, config, *tokenizers)
       complete(partial)
-      _write_checkpoint(partial / 'checkpoints', step, items)
+      folder = (partial / 'checkpoints').absolute()
+      with ocp.CheckpointManager(folder, options=options) as manager:
+        manager.save(step, args=items)
   except InputError:
     raise
   except Exception as error:  # Orbax raises many types on a full disk.
     raise InputError(
       f'{output}: cannot be written: {first_line(error)}'
     ) from error
-
-
-def _write_checkpoint(
-  folder: Path, step: int, items: ocp.args.Composite
-) -> None:
-  options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-  with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
-    manager.save(step, args=items)

@@ -1,55 +1,40 @@
 """The run directory: its files, and who trains in it.
 
-DIR/config.json           the experiment's config, and the format of all this
-DIR/source.model          SentencePiece model of the source side
-DIR/target.model          of the target side (the same file if joint)
-DIR/corpus/report.json    the report of the prepared corpus
-DIR/corpus/DIRECTION.source, DIRECTION.target
-                          the validation text
-DIR/checkpoints/STEP/     Orbax checkpoints
-DIR/lock                  locked while a training runs; names its process
-DIR/metrics.jsonl         one JSON object a line: training and validation
-DIR/events.out.tfevents*  the same for TensorBoard
-DIR/wandb_id              name of the run on Weights & Biases, if it has one
-DIR/translations/STEP.txt validation translations; STEP.DIRECTION.txt in a run
-                          with several directions
-
-A later look at a run needs no other file. And a run directory that comes from
-elsewhere cannot make a program read files or start downloads that its config
-names.
+`docs/training.md` lists the files. A later look at a run needs no other. And a
+run directory that comes from elsewhere cannot make a program read files or
+start downloads that its config names.
 """
 
 import contextlib
 import datetime
-import errno
 import fcntl
 import json
 import logging
 import os
+import re
+import shutil
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from fusion_jax.config import ExperimentConfig, serialization
-from fusion_jax.data.text_files import read_pairs
+from fusion_jax.data.corpora import read_files
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 from fusion_jax.files import (
   check_regular,
+  parse_json,
   read_errors,
+  read_json,
   write_errors,
   write_whole,
 )
-from fusion_jax.json_files import read_json
 
 logger = logging.getLogger(__name__)
 
 # What a start leaves that ends before config.json is written.
 _BEFORE_CONFIG = {'lock', 'source.model', 'target.model'}
-# Errors from file systems that have no locks.
-_NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 
 def read_config(workdir: Path) -> ExperimentConfig:
@@ -65,48 +50,33 @@ def read_config(workdir: Path) -> ExperimentConfig:
 
 def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
   """Read the source and the target tokenizer of a run directory."""
-  paths = [workdir / 'source.model', workdir / 'target.model']
-  for path in paths:
-    if not path.exists():
-      raise InputError(f'{path}: missing; training writes it into the run')
-  return Tokenizer.from_file(paths[0]), Tokenizer.from_file(paths[1])
+  source, target = (
+    Tokenizer.from_file(workdir / f'{side}.model')
+    for side in ('source', 'target')
+  )
+  return source, target
 
 
-# Files and folders that belong to the run itself; `events` is a beginning.
-_OWN = (
-  'config.json',
-  'source.model',
-  'target.model',
-  'corpus',
-  'checkpoints',
-  'damaged',
-  'heartbeat',
-  'lock',
-  'metrics.jsonl',
-  'wandb_id',
-  'translations',
+# Files and folders that belong to the run itself.
+_OWN = re.compile(
+  r'config\.json|(source|target)\.model|corpus|checkpoints|damaged|heartbeat|'
+  r'lock|metrics\.jsonl|wandb_id|translations|events\.out\.tfevents.*'
 )
-_EVENTS = 'events.out.tfevents'
 
 
 def check_output(path: str | Path, flag: str = '--output') -> None:
   """Refuse to write what belongs to a run."""
-  if not path:
-    return
   final = Path(os.path.realpath(path))
-  for folder in final.parents:
+  for folder in final.parents if path else ():
     name = final.relative_to(folder).parts[0]
-    is_own = name in _OWN or name.startswith(_EVENTS)
-    if is_own and _is_run(folder):
+    others = 'source.model', 'checkpoints'
+    is_run = (folder / 'config.json').exists() and any(
+      (folder / other).exists() for other in others
+    )
+    if is_run and _OWN.fullmatch(name):
       raise InputError(
         f'{flag}={path}: {name} belongs to the run {folder}; give another'
       )
-
-
-def _is_run(folder: Path) -> bool:
-  return (folder / 'config.json').exists() and any(
-    (folder / name).exists() for name in ('source.model', 'checkpoints')
-  )
 
 
 def _check_same(workdir: Path, given: ExperimentConfig) -> None:
@@ -169,7 +139,7 @@ def locked(workdir: Path) -> Iterator[None]:
   with write_errors(path):
     workdir.mkdir(parents=True, exist_ok=True)
     # Not truncated, so that the text of the current holder stays.
-    file = path.open('a+', encoding='utf-8')
+    file = path.open('a+', encoding='utf-8', errors='replace')
   with file:
     _take(file, path)
     yield
@@ -179,39 +149,24 @@ def _take(file: IO[str], path: Path) -> None:
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
+    file.seek(0)
+    holder = file.readline(200).strip() or 'another process'
     raise InputError(
-      f'{path.parent}: {_holder(file)} trains in it; wait until it ends, stop '
-      'it, or give another --workdir'
+      f'{path.parent}: {holder} trains in it; wait until it ends, stop it, or '
+      'give another --workdir'
     ) from None
   except OSError as error:
-    if error.errno not in _NO_LOCKS:
-      raise InputError(f'{path}: cannot be locked: {error.strerror}') from error
     logger.warning(
-      '%s: its file system has no locks (%s): see to it that no other training '
-      'runs in this directory',
+      '%s: cannot be locked (%s): see to it that no other training runs in it',
       path.parent,
       error.strerror,
     )
-    return
   now = datetime.datetime.now(datetime.UTC).strftime('%Y-%m-%d %H:%M:%S UTC')
-  about = {'host': socket.gethostname(), 'process': os.getpid(), 'since': now}
+  about = f'process {os.getpid()} of {socket.gethostname()}, since {now},'
   with write_errors(path):
     file.truncate(0)
-    file.write(json.dumps(about) + '\n')
+    file.write(f'{about}\n')
     file.flush()
-
-
-def _holder(file: IO[str]) -> str:
-  """Return a description of the process that wrote the file."""
-  file.seek(0)
-  try:
-    about = json.loads(file.read())
-    return (
-      f'process {about["process"]:d} of {about["host"]}, since '
-      f'{about["since"]},'
-    )
-  except (ValueError, KeyError, TypeError, RecursionError):
-    return 'another process'
 
 
 def write_corpus(
@@ -236,12 +191,8 @@ def copy_corpus(workdir: Path, to: Path) -> None:
   folder = workdir / 'corpus'
   if not folder.is_dir():
     return
-  (to / 'corpus').mkdir()
-  for path in folder.iterdir():
-    check_regular(path)
-    with read_errors(path):
-      content = path.read_bytes()
-    (to / 'corpus' / path.name).write_bytes(content)
+  with read_errors(folder):
+    shutil.copytree(folder, to / 'corpus')
 
 
 def read_report(workdir: Path) -> dict[str, Any]:
@@ -258,7 +209,7 @@ def read_validation(workdir: Path, direction: str) -> Iterator[tuple[str, str]]:
       f'{workdir}: holds no validation text of {direction}; give --source and '
       '--target'
     )
-  yield from read_pairs(source, target)
+  yield from read_files(source, target)
 
 
 def _texts(folder: Path, direction: str) -> tuple[Path, Path]:
@@ -294,24 +245,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _row(line: bytes) -> dict[str, Any] | None:
   """Return the object of a line; None if it is not one that training writes."""
   try:
-    row = json.loads(line)
-  except (ValueError, RecursionError):
+    row = parse_json(line, '', dict[str, Any])
+  except InputError:
     return None
-  return row if _is_row(row) else None
-
-
-def _is_row(row: Any) -> bool:
-  if not isinstance(row, Mapping) or not {'step', 'kind'} <= row.keys():
-    return False
-  numbers = [value for name, value in row.items() if name != 'kind']
-  return (
-    isinstance(row['kind'], str)
-    and type(row['step']) is int
-    and row['step'] >= 0
-    and all(value is None or _is_number(value) for value in numbers)
+  numbers = (value for name, value in row.items() if name != 'kind')
+  is_whole = (
+    type(row.get('step')) is int
+    and isinstance(row.get('kind'), str)
+    and all(value is None or type(value) in (int, float) for value in numbers)
   )
-
-
-def _is_number(value: Any) -> bool:
-  # math.isfinite fails on integers that are too large for a float.
-  return type(value) in (int, float) and abs(value) <= sys.float_info.max
+  return row if is_whole else None

@@ -1,4 +1,7 @@
-"""Checks that a checkpoint is what was written, and of this model.
+"""Reading of checkpoints, with checks that they are what was written.
+
+The item `meta` of a checkpoint has the digests of all arrays, one of itself,
+and what says of which model it is.
 
 Digests of arrays are computed at the speed of memory. Let w_i be the bits of
 element i in row-major order as a 32-bit word, c an odd constant, and m and n
@@ -13,24 +16,33 @@ weights, two flipped signs would always cancel: 2^31 times an odd number is
 sharded, so each device sums its own shard.
 """
 
+import contextlib
 import fnmatch
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from jaxtyping import Array, UInt32
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.serialization import flatten
+from fusion_jax.config.serialization import check_format, flatten
 from fusion_jax.data.tokenizer import Tokenizer
-from fusion_jax.errors import InputError
-from fusion_jax.json_files import DamagedError
+from fusion_jax.errors import InputError, first_line
+from fusion_jax.files import DamagedError, check_seal
 from fusion_jax.layers.dropout import lowbias32, row_major_positions
-from fusion_jax.models.parameter_kinds import path_name
-from fusion_jax.models.transformer import Parameters
+from fusion_jax.models.transformer import Parameters, path_name
+from fusion_jax.parallel.processes import Result, on_all
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two looks at a folder that may be deleted.
+_LOOK_SECONDS = 0.2
 
 _ODD = np.uint32(0x9E3779B9)
 
@@ -123,11 +135,17 @@ def identity_of(
   config: ExperimentConfig, source: Tokenizer, target: Tokenizer
 ) -> dict[str, Any]:
   """Return what a checkpoint records about the model it belongs to."""
-  return {
-    'source.model': source.digest,
-    'target.model': target.digest,
-    'model': _model_fields(config),
+  fields = {
+    name: value
+    for name, value in flatten(config).items()
+    if _matches(name, _DECISIVE) and not _matches(name, _FREE)
   }
+  tokenizers = {'source.model': source.digest, 'target.model': target.digest}
+  return {**tokenizers, 'model': fields}
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def check_identity(
@@ -137,37 +155,10 @@ def check_identity(
   for name in ('source.model', 'target.model'):
     if meta[name] != identity[name]:
       raise InputError(
-        f'{path}: trained with another tokenizer than {name} of this run: '
-        f'its SHA-256 is {meta[name][:12]}..., the file has '
-        f'{identity[name][:12]}...'
+        f'{path}: trained with another tokenizer than {name} of this run'
       )
-  _check_fields(path, meta['model'], identity['model'])
-
-
-def _model_fields(config: ExperimentConfig) -> dict[str, Any]:
-  """Return the fields, by dotted names, that decide what a model computes."""
-  return {
-    name: value
-    for name, value in flatten(config).items()
-    if _matches(name, _DECISIVE) and not _matches(name, _FREE)
-  }
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _check_fields(
-  path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]
-) -> None:
-  """Refuse a checkpoint of another model, even if its arrays fit."""
-  different = [
-    f'{name} is {stored[name]!r} there and {wanted[name]!r} here'
-    for name in wanted
-    if name in stored and stored[name] != wanted[name]
-  ]
-  if different:
-    raise _another_model(path, ', '.join(different))
+  stored, wanted = meta['model'], identity['model']
+  _check_same(path, stored, {name: wanted.get(name) for name in stored})
 
 
 def check_model(
@@ -175,40 +166,138 @@ def check_model(
 ) -> None:
   """Refuse a checkpoint whose parameters do not fit."""
   stored = {
-    name.removeprefix('parameters/'): tuple(array['shape'])
+    name.removeprefix('parameters/'): array['shape']
     for name, array in meta['arrays'].items()
     if name.startswith('parameters/')
   }
-  difference = _difference(stored, _shapes(wanted))
-  if difference:
-    raise _another_model(path, difference)
+  shapes = {
+    path_name(place): list(leaf.shape)
+    for place, leaf in jax.tree.leaves_with_path(wanted)
+  }
+  _check_same(path, stored, shapes)
 
 
-def _another_model(path: Path, difference: str) -> InputError:
-  return InputError(
-    f'{path}: holds another model than that of config.json: {difference}; '
-    'put back the config.json that it was trained with, or give another '
-    '--workdir'
+def _check_same(
+  path: Path, there: Mapping[str, Any], here: Mapping[str, Any]
+) -> None:
+  different = [
+    f'{name} is {there.get(name)!r} there and {here.get(name)!r} here'
+    for name in sorted(there.keys() | here.keys())
+    if there.get(name) != here.get(name)
+  ]
+  if different:
+    raise InputError(
+      f'{path}: holds another model than that of config.json: '
+      f'{", ".join(different[:3])}; put back the config.json that it was '
+      'trained with, or give another --workdir'
+    )
+
+
+def open_checkpoints(directory: Path) -> ocp.CheckpointManager:
+  """Return an Orbax manager of checkpoints that this process reads alone.
+
+  With Orbax's default, a process that cannot read a file leaves the others
+  waiting for it.
+  """
+  this = jax.process_index()
+  options = ocp.CheckpointManagerOptions(
+    read_only=True,
+    create=False,
+    save_interval_steps=0,
+    lightweight_initialize=True,
+    multiprocessing_options=ocp.options.MultiprocessingOptions(
+      primary_host=this, active_processes={this}
+    ),
   )
+  library = logging.getLogger('absl')
+  level = library.level
+  library.setLevel(max(level, logging.ERROR))  # It warns that it only reads.
+  try:
+    return ocp.CheckpointManager(directory.absolute(), options=options)
+  finally:
+    library.setLevel(level)
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  return {
-    path_name(path): tuple(leaf.shape)
-    for path, leaf in jax.tree.leaves_with_path(tree)
+def read_by_all(action: Callable[[], Result]) -> Result:
+  """Read on every process, and fail on all if one of them cannot read."""
+  return on_all(action, (InputError, DamagedError))
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+  """Turn the errors of a damaged checkpoint into `DamagedError`."""
+  try:
+    yield
+  except (InputError, DamagedError):
+    raise
+  except Exception as error:  # Orbax raises many kinds on damaged files.
+    cause: BaseException = error
+    while cause.__cause__:
+      cause = cause.__cause__
+    # What TensorStore or Python said, without what Orbax adds to it.
+    said = first_line(cause).partition(' [tensorstore_spec=')[0]
+    raise DamagedError(said) from error
+
+
+def is_being_deleted(path: Path) -> bool:
+  """Return whether a checkpoint is gone or is losing files."""
+  before = _files(path)
+  time.sleep(_LOOK_SECONDS)
+  return not path.exists() or _files(path) != before
+
+
+def _files(path: Path) -> set[Path]:
+  with contextlib.suppress(OSError):
+    return set(path.rglob('*'))
+  return set()
+
+
+def warn_damaged(path: Path, error: DamagedError) -> None:
+  """Warn that a checkpoint is not used, unless it was deleted meanwhile."""
+  if not path.exists():
+    return
+  logger.warning('checkpoint %s is damaged and is left out: %s', path, error)
+
+
+def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+  """Read the item `meta` of a checkpoint."""
+  args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+  with reading():
+    check_regular_files(Path(manager.directory) / str(step))
+    meta = manager.restore(step, args=args).meta
+    check_seal(meta, 'meta')
+    check_format(meta, Path(manager.directory) / str(step))
+  return meta
+
+
+def check_regular_files(path: Path) -> None:
+  """Refuse pipes and devices, of which a reader may never see the end."""
+  for file in path.rglob('*'):
+    if not (file.is_file() or file.is_dir()):
+      raise DamagedError(f'{file.relative_to(path)} is no file')
+
+
+def read_arrays(
+  manager: ocp.CheckpointManager,
+  step: int,
+  meta: Mapping[str, Any],
+  wanted: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Read the items of a checkpoint that consist of arrays.
+
+  All processes must call it.
+  """
+  arguments = {
+    name: ocp.args.StandardRestore(tree) for name, tree in wanted.items()
   }
 
+  def read() -> dict[str, Any]:
+    with reading():
+      items = manager.restore(step, args=ocp.args.Composite(**arguments))
+      return {name: items[name] for name in wanted}
 
-def _difference(
-  stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
-) -> str:
-  """Describe the first parameter that differs; '' if none does."""
-  for name in sorted(stored | wanted):
-    there, here = stored.get(name), wanted.get(name)
-    if there is None:
-      return f'it has no {name}'
-    if here is None:
-      return f'it has {name}, which this model lacks'
-    if there != here:
-      return f'{name} is {list(there)} there and {list(here)} here'
-  return ''
+  # Digests of sharded arrays are sums over all processes, so that all of them
+  # must have read their shards.
+  arrays = read_by_all(read)
+  read_by_all(lambda: check_arrays(arrays, meta['arrays']))
+  return arrays

@@ -17,8 +17,8 @@ from jax.sharding import SingleDeviceSharding
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, require
-from fusion_jax.json_files import DamagedError
-from fusion_jax.languages import Words, words_of
+from fusion_jax.files import DamagedError
+from fusion_jax.metrics import Words, words_of
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
@@ -27,10 +27,12 @@ from fusion_jax.models.transformer import (
 from fusion_jax.parallel.processes import any_of_all, of_first, on_all
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.runs.directory import read_config, read_tokenizers
-from fusion_jax.runs.integrity import check_identity, check_model, identity_of
-from fusion_jax.runs.reading import (
+from fusion_jax.runs.integrity import (
+  check_identity,
+  check_model,
+  identity_of,
   is_being_deleted,
-  open_to_read,
+  open_checkpoints,
   read_arrays,
   read_by_all,
   read_meta,
@@ -50,12 +52,11 @@ class CheckpointSelection:
 
   Attributes:
     step: 'last', 'best', or the newest step that may be chosen. 'best' is the
-      step of the best validation if a single one of the last checkpoints is
-      wanted, and 'last' otherwise.
+      best validated where a single one of the last is wanted, else 'last'.
     average: Number of checkpoints to average.
     average_of: Whether to take the last ones, or those of the best validations.
-    parameters: Parameters of each checkpoint: those after its last update, or
-      their moving average; None: the average where there is one.
+    parameters: Those after the last update of each, or their moving average;
+      None: the average where there is one.
   """
 
   step: int | str = 'best'
@@ -81,14 +82,8 @@ def selection_of(arguments: argparse.Namespace) -> CheckpointSelection:
 class TrainedModel:
   """A trained model and everything needed to translate with it.
 
-  Attributes:
-    config: Experiment configuration.
-    model: Transformer.
-    parameters: Parameters, float32, on one device of this process.
-    step: Step of the checkpoint; of an average, the step of the last one.
-    source_tokenizer, target_tokenizer: Tokenizers of the two sides.
-    steps: Steps of the checkpoints that the parameters are the mean of,
-      ascending.
+  Parameters are float32, on one device of this process: the mean of those of
+  `steps`, the last of which is `step`.
   """
 
   config: ExperimentConfig
@@ -110,36 +105,6 @@ class TrainedModel:
     """The largest number of positions of the model, if there is a limit."""
     model = self.config.model
     return model.max_positions if model.positions == 'learned' else None
-
-
-class RunningMean:
-  """Mean (p_1 + ... + p_N) / N, summed in the order given.
-
-  The sum is float32. It overwrites the first set in place and keeps its
-  sharding.
-
-  Attributes:
-    count: Number N of sets so far.
-  """
-
-  def __init__(self):
-    """Start without parameters."""
-    self.count = 0
-    self._total: Parameters | None = None
-
-  def add(self, parameters: Parameters) -> None:
-    """Add a set of parameters; the first one must not be used afterwards."""
-    if self._total is not None:
-      parameters = _sum(self._total, parameters)
-    self._total = parameters
-    self.count += 1
-
-  def value(self) -> Parameters:
-    """Return the mean of at least one set; nothing can be added afterwards."""
-    assert self._total is not None
-    if self.count == 1:
-      return self._total
-    return _quotient(self._total, jnp.float32(self.count))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -181,37 +146,15 @@ def load_run(
   All processes must call it, and all get the same result.
   """
   workdir = Path(workdir)
-  config, source, target = on_all(lambda: _described(workdir))
+  config, source, target = on_all(
+    lambda: (read_config(workdir), *read_tokenizers(workdir))
+  )
   identity = identity_of(config, source, target)
-  try:
-    model = make_model(config, source, target)
-  except InputError:
-    _check_newest(workdir / 'checkpoints', identity)
-    raise
+  model = make_model(config, source, target)
   steps, parameters = _load_parameters(workdir, model, identity, selection)
   return TrainedModel(
     config, model, parameters, max(steps), source, target, steps
   )
-
-
-def _check_newest(folder: Path, identity: Mapping[str, Any]) -> None:
-  """Refuse tokenizers that are not those of the newest readable checkpoint."""
-  with open_to_read(folder) as reader:
-    for step in sorted(reader.all_steps(), reverse=True):
-      with contextlib.suppress(DamagedError):
-        meta = read_meta(reader, step)
-        check_identity(meta, identity, folder / str(step))
-        return
-
-
-def _described(workdir: Path) -> tuple[ExperimentConfig, Tokenizer, Tokenizer]:
-  """Read the config and the tokenizers that are stored beside checkpoints."""
-  config = read_config(workdir)
-  source, target = read_tokenizers(workdir)
-  folder = workdir / 'checkpoints'
-  if not folder.is_dir():
-    raise InputError(f'{folder}: no checkpoint yet; train first')
-  return config, source, target
 
 
 def _load_parameters(
@@ -222,8 +165,7 @@ def _load_parameters(
 ) -> tuple[tuple[int, ...], Parameters]:
   """Return the steps that are loaded, and the mean of their parameters.
 
-  A training may run in the directory and delete a checkpoint while it is read.
-  Then the checkpoints are listed and chosen again.
+  Where a training deletes a checkpoint meanwhile, they are chosen again.
   """
   folder = workdir / 'checkpoints'
   abstract = abstract_like(
@@ -231,7 +173,10 @@ def _load_parameters(
     SingleDeviceSharding(jax.local_devices()[0]),
   )
   for _ in range(_ATTEMPTS):
-    with contextlib.suppress(_DeletedError), open_to_read(folder) as manager:
+    with (
+      contextlib.suppress(_DeletedError),
+      open_checkpoints(folder) as manager,
+    ):
       return _Loader(manager, folder, abstract, identity, selection).mean()
   raise InputError(
     f'{folder}: its checkpoints are deleted faster than they can be read; '
@@ -254,27 +199,30 @@ class _Loader:
   selection: CheckpointSelection
 
   def mean(self) -> tuple[tuple[int, ...], Parameters]:
-    """Return the steps that are loaded, and the mean of their parameters."""
-    count = self.selection.average
-    mean, used = RunningMean(), []
+    """Return the steps that are loaded, and the mean of their parameters.
+
+    The sum is float32, in the order of the selection; it overwrites the first
+    set in place and keeps its sharding.
+    """
+    count, total, used = self.selection.average, None, list[int]()
     for step in of_first(self._candidates, list[int]):
       parameters = self._read(step)
-      if parameters is not None:
-        mean.add(parameters)
-        used.append(step)
-      if mean.count == count:
-        steps = tuple(sorted(used))
-        if count > 1:
-          listed = ', '.join(map(str, steps))
-          logger.info('%s: the mean of steps %s', self.folder.parent, listed)
-        return steps, mean.value()
-    there = f'{self.folder}: {mean.count} readable checkpoints'
-    if self.selection.average_of == 'last':
-      raise InputError(f'{there}, {count} asked for')
-    raise InputError(
-      f'{there} with a validation, {count} asked for; training.keep_best says '
-      'how many are kept'
-    )
+      if parameters is None:
+        continue
+      total = parameters if total is None else _sum(total, parameters)
+      used.append(step)
+      if len(used) == count:
+        break
+    else:
+      kind = ' with a validation' if self.selection.average_of == 'best' else ''
+      raise InputError(
+        f'{self.folder}: {len(used)} readable checkpoints{kind}, {count} asked '
+        'for'
+      )
+    if count == 1:
+      return tuple(used), total
+    logger.info('%s: the mean of steps %s', self.folder.parent, sorted(used))
+    return tuple(sorted(used)), _quotient(total, jnp.float32(count))
 
   def _candidates(self) -> list[int]:
     """Return the steps to load, most wanted first, damaged ones included."""

@@ -21,7 +21,6 @@ class TokenRules:
   """Rules for all sentences, compiled into the search.
 
   Attributes:
-    forbidden: Tokens that never extend a hypothesis.
     no_repeat_ngram: Size of the n-grams that must not occur twice in a
       hypothesis (Paulus et al. 2018, section 2.5); 0 allows repetition.
   """
@@ -50,16 +49,9 @@ def clipped_limits(
   requirements: Requirements | None,
   max_length: int,
 ) -> Int32[Array, ' B']:
-  """Return the largest number of tokens of each sentence, with the end symbol.
+  """Return limits within 1 and the room `max_length`.
 
-  Args:
-    max_lengths: Requested limits.
-    requirements: Requirements; a sentence gets room for its prefix and an end
-      symbol.
-    max_length: Available room.
-
-  Returns:
-    Limits from 1 to max_length.
+  A sentence gets room for its prefix and an end symbol.
   """
   if requirements is not None and requirements.prefix_lengths is not None:
     max_lengths = jnp.maximum(max_lengths, requirements.prefix_lengths + 1)
@@ -77,12 +69,9 @@ def allowed_tokens(
   """Find the tokens that may come next.
 
   Args:
-    rules: Rules for all sentences.
-    requirements: Requirements of each sentence, if any.
     tokens: Tokens of the live hypotheses, `position` of them each.
     position: Position of the next token, from 0.
     end_id: Token that ends a hypothesis.
-    vocabulary: Size V of the vocabulary.
 
   Returns:
     True for each allowed token; None if all tokens are always allowed.
@@ -121,8 +110,6 @@ def repeated(
   Args:
     tokens: Tokens of the hypotheses, `position` of them each.
     position: Position of the next token, from 0.
-    size: Size N of the n-grams.
-    vocabulary: Size V of the vocabulary.
 
   Returns:
     True for each such token.

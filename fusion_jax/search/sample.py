@@ -120,7 +120,6 @@ def sample(
   """Draw hypotheses of every sentence, token by token.
 
   Args:
-    step: The model, as for `beam_search`.
     cache: Cache of the step, with K rows for each sentence.
     samples: Number K of samples of a sentence.
     max_length: Room T for the longest hypothesis.
@@ -129,12 +128,8 @@ def sample(
       the seed; nothing else in the batch influences the draw.
     start_id: Token before the first.
     end_id: Token that ends a hypothesis.
-    penalty: Length penalty of the scores.
-    sampling: Distribution from which tokens are drawn.
-    coverage_score: Term added to the scores, if any.
     normalised: Whether the step's logits are log-probabilities already.
     rules: Tokens and n-grams that hypotheses must not contain.
-    requirements: Shortest lengths and prefixes.
 
   Returns:
     K hypotheses with the model's own log-probabilities, best first.

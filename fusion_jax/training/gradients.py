@@ -19,8 +19,12 @@ from fusion_jax.config import TrainingConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.diversity import layer_diversity
 from fusion_jax.models.losses import LossSums, cross_entropy
-from fusion_jax.models.parameter_kinds import bfloat16_copies
-from fusion_jax.models.transformer import ModelOutput, Parameters, Transformer
+from fusion_jax.models.transformer import (
+  ModelOutput,
+  Parameters,
+  Transformer,
+  bfloat16_copies,
+)
 from fusion_jax.parallel.mesh import ROW_AXES, on_each_shard, row_axes
 
 # (parameters, batch, dropout key, other arguments) -> (summed loss, sums).

@@ -24,8 +24,8 @@ from fusion_jax.runs.directory import (
   locked,
   write_corpus,
 )
+from fusion_jax.runs.integrity import open_checkpoints
 from fusion_jax.runs.loading import TrainedModel
-from fusion_jax.runs.reading import open_to_read
 from fusion_jax.training.build import (
   Parts,
   Plan,
@@ -262,7 +262,7 @@ def _has_steps(workdir: Path) -> bool:
   folder = workdir / 'checkpoints'
   if not folder.is_dir():
     return False
-  with open_to_read(folder) as reader:
+  with open_checkpoints(folder) as reader:
     return bool(reader.all_steps())
 
 

@@ -25,11 +25,12 @@ from jaxtyping import Array, Bool, Float, Int
 from fusion_jax.config import ExperimentConfig, OptimizerConfig, TrainingConfig
 from fusion_jax.errors import InputError
 from fusion_jax.models.losses import LossSums
-from fusion_jax.models.parameter_kinds import are_weights, path_name
 from fusion_jax.models.transformer import (
   Parameters,
   Transformer,
+  are_weights,
   initial_parameters,
+  path_name,
 )
 from fusion_jax.runs.checkpoint import TrainState
 

@@ -13,7 +13,7 @@ from matplotlib import image
 from scipy import optimize, special
 from tiers import extended_but
 
-from fusion_jax import figures, progress
+from fusion_jax import figures, startup
 from fusion_jax.analysis import TextChoice, probe_training, probes
 from fusion_jax.analysis.probe_training import (
   KINDS,
@@ -220,7 +220,7 @@ def test_probes_go_on_where_they_were_interrupted(
   analysed, tmp_path, monkeypatch, caplog
 ):
   caplog.set_level(logging.INFO)
-  monkeypatch.setattr(progress, '_SECONDS_BETWEEN_LINES', 0)
+  monkeypatch.setattr(startup, '_SECONDS_BETWEEN_LINES', 0)
   options, calls, most = ProbeOptions(hidden=8, most_epochs=1), [], 5
   expected = probes.measure(analysed, options)
   most_probes = 2 * 2 * 2 * 2  # Trained or not, sides, kinds, H[0] and H[1].

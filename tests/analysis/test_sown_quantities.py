@@ -29,8 +29,7 @@ from fusion_jax.cli.request import with_groups
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
-from fusion_jax.fusion.em_routing import EmRoutingOptions
+from fusion_jax.fusion.capsules import DynamicRoutingOptions, EmRoutingOptions
 from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.fusion.hops import HopsOptions
 from fusion_jax.fusion.surface import SurfaceOptions
@@ -304,9 +303,7 @@ HOPS_VIEW = VIEWS['hops']
 
 FEATURES = SideConfig(
   fusion='hops',
-  options=HopsOptions(
-    hops=2, scorer_width=6, feature_wise=True, include_embedding=False
-  ),
+  options=HopsOptions(hops=2, scorer_width=6, include_embedding=False),
 )
 LAYERS = SideConfig(fusion='hops', options=HopsOptions(hops=3, scorer_width=6))
 

@@ -81,9 +81,7 @@ _ENCODER = _sublayers('self-attention', 'feed-forward')
 _DECODER = _sublayers('self-attention', 'cross-attention', 'feed-forward')
 _STREAMS = ['stream 1', 'stream 2', 'stream 3', 'stream 4']
 _MEMORIES = ['decoder layer 1', 'decoder layer 2']
-_HYPER = SideConfig(
-  'hyper_connections', options=HyperOptions(collapse='learned')
-)
+_HYPER = SideConfig('hyper_connections')
 
 
 def _attention(**options):
@@ -112,7 +110,7 @@ _CASES = {
   'hyper': (
     'decoder',
     _HYPER,
-    {'read': [*_DECODER, 'output'], 'write': _DECODER, 'mix': _DECODER},
+    {'read': _DECODER, 'write': _DECODER, 'mix': _DECODER},
   ),
   'manifold': (
     'encoder',
@@ -137,11 +135,6 @@ _CASES = {
   ),
   # The first sublayer has none, the second one.
   'delta': ('encoder', _attention(kind='delta'), {'read': _ENCODER[2:]}),
-  'delta-embedding': (
-    'encoder',
-    _attention(kind='delta', embedding=True),
-    {'read': _ENCODER[1:]},
-  ),
   'combination': ('encoder', _DYNAMIC, {'combination': ['output']}),
   'hops': (
     'decoder',
@@ -195,10 +188,6 @@ def test_how_streams_are_read_written_and_mixed(tmp_path):
     wanted = rows.mean(0).ravel()
     found = own[group]['mean']['all'][place]
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
-  rows = rows_of(views['state_read']['read'], lengths)
-  np.testing.assert_allclose(
-    own['read']['mean']['all'][-1], rows.mean(0), rtol=1e-4
-  )
 
 
 def test_scanned_layers_have_the_same_weights(tmp_path):
@@ -259,16 +248,6 @@ def test_constant_weights_have_no_such_view(side):
   assert not POSITIONS.applies(ModelConfig(norm='pre', encoder=side))
 
 
-def test_static_streams_that_a_learned_read_ends_have_it(tmp_path):
-  options = HyperOptions('static', collapse='learned')
-  side = SideConfig('hyper_connections', options=options)
-  run = make_run(norm='pre', encoder=side)
-  own = POSITIONS.measure(fused_run(run, tmp_path))['encoder']
-  assert {group: each['readers'] for group, each in own['weights'].items()} == {
-    'read': ['output']
-  }
-
-
 def test_a_stack_with_nothing_to_choose_is_refused_in_one_line(tmp_path):
   # Two sublayers: the first has no output below it, the second one.
   run = make_run(norm='pre', encoder=_attention(kind='delta'), encoder_layers=1)
@@ -310,13 +289,10 @@ def test_dlcl_shows_what_is_read(tmp_path):
     {
       # Row l is of what follows layer l; above the diagonal nothing is read.
       'encoder/connection/weights': [[1, 9, 9], [2, 3, 9], [4, 5, 6]],
-      # Over the features 0..15 the mean of 2 x is 15.
-      'decoder/connection/weights': 2 * np.arange(16.0),
+      'decoder/connection/weights': 15,
     },
     encoder=SideConfig(fusion='dlcl'),
-    decoder=SideConfig(
-      fusion='dlcl', options=DlclOptions(weights='vector', window=2)
-    ),
+    decoder=SideConfig(fusion='dlcl', options=DlclOptions(window=2)),
   )
   numbers = LAYERS_VIEW.measure(fused_run(run, tmp_path))
   assert numbers['encoder']['weights'] == [
@@ -331,18 +307,6 @@ def test_dlcl_shows_what_is_read(tmp_path):
     [15, 15, None],
     [None, 15, 15],
   ]
-
-
-def test_dlcl_with_a_softmax_sums_to_1(tmp_path):
-  options = DlclOptions(normalize='softmax')
-  run = make_run(
-    # Of the second row, 3 and 1 to 1.
-    {'encoder/connection/weights': np.log([[1, 1, 1], [3, 1, 1], [1, 2, 5]])},
-    encoder=SideConfig(fusion='dlcl', options=options),
-  )
-  weights = LAYERS_VIEW.measure(fused_run(run, tmp_path))['encoder']['weights']
-  np.testing.assert_allclose(weights[1][:2], [0.75, 0.25], rtol=1e-5)
-  np.testing.assert_allclose(weights[2], [0.125, 0.25, 0.625], rtol=1e-5)
 
 
 def test_transparent_attention_by_layer_of_the_decoder(tmp_path):

@@ -72,13 +72,13 @@ def test_the_digest_is_of_what_alters_a_run(tmp_path):
 def test_what_one_norm_has_alters_its_runs_alone(tmp_path):
   plain = recipe(tmp_path)
   own = recipe(
-    tmp_path, f"{RECIPE}\n[norms.post]\nmodel.initialization = 'mlrf'\n"
+    tmp_path, f"{RECIPE}\n[norms.post]\nmodel.initialization = 'glorot'\n"
   )
   assert own.digest('pre') == plain.digest('pre')
   assert own.digest('post') != plain.digest('post')
   for phase in PHASES:
     assert own.phase(phase, 'pre') == plain.phases[phase]
-    assert own.phase(phase, 'post').model.initialization == 'mlrf'
+    assert own.phase(phase, 'post').model.initialization == 'glorot'
 
 
 def _like(corpus):

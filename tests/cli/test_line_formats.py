@@ -82,9 +82,9 @@ def test_json_lines_hand_on_what_is_not_theirs(tmp_path):
     ('{"text": "a"}', "json, line 2: the object has no 'source'"),
     ('{"source": 3}', "json, line 2: 'source' must be text, got 3"),
     ('', 'json, line 2: not JSON: '),
-    ('[' * 100_000, 'json, line 2: nested deeper than 64 levels'),
-    ('{"source": "\\ud800"}', 'json, line 2: source: half of a surrogate pa'),
-    ('{"source": "a", "id": NaN}', 'json, line 2: id: must be finite, got na'),
+    ('[' * 100_000, 'json, line 2: nested too deep'),
+    ('{"source": "\\ud800"}', "json, line 2: not JSON: 'utf-8' codec can"),
+    ('{"source": "a", "id": NaN}', 'json, line 2: not JSON: Out of range'),
   ],
 )
 def test_a_broken_json_line_is_named(tmp_path, line, message):

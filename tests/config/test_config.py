@@ -12,6 +12,7 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.config.serialization import (
+  FORMAT,
   differing_fields,
   flatten,
   from_dict,
@@ -169,3 +170,34 @@ def test_models_per_side_come_in_pairs():
     TokenizerConfig(joint=False, source_model='a.model')
   with pytest.raises(InputError, match='source_model serves both'):
     TokenizerConfig(joint=True, source_model='a', target_model='b')
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'model': []}, 'config.model: must be an object, got []'),
+    ({'model': {'encoder': 'x'}}, 'config.model.encoder: must be an object, g'),
+    (
+      {'model': {'encoder': {'fusion': 'hops', 'options': {'hops': 'x'}}}},
+      'config.model.encoder.options.hops: must be a whole number',
+    ),
+    (
+      {'model': {'encoder': {'fusion': ['linear']}}},
+      "config.model.encoder.fusion: must be text, got ['linear']",
+    ),
+    ({'optimizer': 3}, 'config.optimizer: must be an object, got 3'),
+    ({'training': {'patience': float('inf')}}, 'not JSON: Out of range float'),
+    ({'data': {'root': 'a\0'}}, 'config.data.root: must be UTF-8 text without'),
+    ({'na\nme': 1}, 'config.na\\nme: no such field'),
+    ({'format': 0}, 'has the format 0, and this fusion_jax reads format'),
+  ],
+)
+def test_a_config_of_another_shape(tmp_path, change, message):
+  path = tmp_path / 'config.json'
+  values = {'format': FORMAT} | to_dict(ExperimentConfig()) | change
+  path.write_text(json.dumps(values))
+  with pytest.raises(InputError) as raised:
+    from_json(path)
+  assert str(raised.value).startswith(str(tmp_path))
+  assert message in str(raised.value)
+  assert '\n' not in str(raised.value)

@@ -170,7 +170,7 @@ def test_rows_are_chosen_by_name():
         'model.decoder.options.hops': 4,
         'model.decoder.options.scorer_width': 1_024,
         'model.encoder.options.hidden': 512,
-        'model.initialization': 'mlrf',
+        'model.initialization': 'fan_in',
         'optimizer.warmup_steps': 16_000,
         'training.label_smoothing': 0.0,
         'decoding.beam_size': 8,

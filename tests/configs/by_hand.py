@@ -145,16 +145,13 @@ def _gtrans(m: ModelConfig, options: SideConfig, side: Side) -> int:
 def _transparent(m: ModelConfig, options: SideConfig, side: Side) -> int:
   """A weight for each of H[0..L] and decoder layer, and the norm of H[0]."""
   features = m.width if options.options.feature_wise else 1
-  norms = 1 + options.options.memory_norm
   weights = (m.encoder_layers + 1) * m.decoder_layers * features
-  return weights + 2 * m.width * norms
+  return weights + 2 * m.width
 
 
 def _surface_fusion(m: ModelConfig, options: SideConfig, side: Side) -> int:
-  """An attention, maybe a network, and a gate over two features."""
+  """An attention, and a gate over two features."""
   gate = _dense(2 * m.width, 1) if options.options.kind == 'learned' else 0
-  if options.options.network:
-    gate += _dense(m.width, m.filter) + _dense(m.filter, m.width)
   return 4 * _dense(m.width, m.width) + gate
 
 
@@ -175,8 +172,7 @@ def _hyper_connections(m: ModelConfig, options: SideConfig, side: Side) -> int:
     'identity_mix': 2 * n * n * m.width + 2 * n + 2,
     'manifold': n * m.width * (n * n + 2 * n) + n * n + 2 * n + 3,
   }
-  head = n * n * m.width + n + 1 if hyper.collapse == 'learned' else 0
-  return sublayers * each[hyper.kind] + head
+  return sublayers * each[hyper.kind]
 
 
 def _attention_residuals(
@@ -189,7 +185,6 @@ def _attention_residuals(
   places = m.layers(side) * (each if own.sources == 'sublayer' else 1)
   for below in range(places):
     sources = replace + -(-below // own.block)
-    sources += own.embedding and below > 0
     total += 2 * m.width * (sources > 1) + (not replace and sources > 0)
   return total + 2 * m.width * replace
 
@@ -206,8 +201,6 @@ def _mudd(m: ModelConfig, options: SideConfig, side: Side) -> int:
     hidden = ways * (layer + 1)
     if layer == layers and not mudd.memory_ways:
       hidden *= 4
-    if mudd.hidden_multiple and ways:
-      hidden = (hidden // mudd.hidden_multiple + 1) * mudd.hidden_multiple
     outputs = ways * (layer + 1)
     total += m.width * hidden + hidden * outputs + outputs
   streams = 2 * (layers - 1) if mudd.ways > 1 else 0

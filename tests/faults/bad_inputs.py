@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import gzip
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -70,79 +69,56 @@ def _values(option: argparse.Action) -> Iterator[tuple[str, bool]]:
       yield value, False
 
 
-def _emptied(path: Path) -> None:
-  path.write_bytes(b'')
+def _flipped(content: bytes) -> bytes:
+  half = len(content) // 2
+  return (
+    content[:half]
+    + bytes(b ^ 16 for b in content[half:][:1])
+    + (content[half + 1 :])
+  )
 
 
-def _halved(path: Path) -> None:
-  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def _rewritten(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+  return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
-def _flipped(path: Path) -> None:
-  content = bytearray(path.read_bytes())
-  if content:
-    content[len(content) // 2] ^= 16
-  path.write_bytes(content)
-
-
-def _replaced(content: bytes) -> Callable[[Path], None]:
-  return lambda path: path.write_bytes(content)
-
-
-def _made_a_folder(path: Path) -> None:
-  path.unlink()
-  path.mkdir()
-
-
-def _link_to(target: str) -> Callable[[Path], None]:
-  def linked(path: Path) -> None:
+def _in_its_place(make: Callable[[Path], None]) -> Callable[[Path], None]:
+  def replaced(path: Path) -> None:
     path.unlink()
-    path.symlink_to(target.format(path.name))
+    make(path)
 
-  return linked
-
-
-def _made_a_pipe(path: Path) -> None:
-  path.unlink()
-  os.mkfifo(path)
-
-
-def _packed(path: Path) -> None:
-  path.write_bytes(gzip.compress(path.read_bytes())[:-4])
-
-
-def _recoded(path: Path) -> None:
-  path.write_bytes(path.read_bytes().decode('latin-1').encode('utf-16'))
-
-
-def _doubled(path: Path) -> None:
-  path.write_bytes(2 * path.read_bytes())
+  return replaced
 
 
 # What can happen to a file.
 DAMAGE: dict[str, Callable[[Path], None]] = {
   'deleted': Path.unlink,
-  'emptied': _emptied,
-  'halved': _halved,
-  'a bit flipped': _flipped,
-  'a folder': _made_a_folder,
-  'a dangling link': _link_to('nowhere'),
-  'a link to itself': _link_to('{}'),
-  'a link to a device': _link_to('/dev/full'),
-  'a link to what cannot be read': _link_to('/proc/self/mem'),
-  'a pipe': _made_a_pipe,
-  'packed and cut': _packed,
-  'UTF-16': _recoded,
-  'doubled': _doubled,
-  'zeros': _replaced(bytes(4_096)),
-  'one line without an end': _replaced(b'a' * 100_000),
-  'not a number': _replaced(b'{"format": NaN, "step": Infinity, "name": null}'),
-  'a name twice': _replaced(b'{"format": 1, "format": [], "name": {}}'),
-  'binary': _replaced(bytes(range(256)) * 9),
-  'a list': _replaced(b'[1, 2, 3]'),
-  'a string': _replaced(b'"text"'),
-  'empty object': _replaced(b'{}'),
-  'deep': _replaced(b'[' * 100_000),
-  'lone surrogate': _replaced(b'{"name": "\\ud800", "format": 1}'),
-  'numbers': _replaced(json.dumps({'format': 10**30, 'step': -1}).encode()),
+  'a folder': _in_its_place(Path.mkdir),
+  'a pipe': _in_its_place(os.mkfifo),
+  **{
+    f'a link to {target}': _in_its_place(
+      lambda path, target=target: path.symlink_to(target or path.name)
+    )
+    for target in ('nowhere', '', '/dev/full', '/proc/self/mem')
+  },
+  'a bit flipped': _rewritten(_flipped),
+  'halved': _rewritten(lambda content: content[: len(content) // 2]),
+  'doubled': _rewritten(lambda content: 2 * content),
+  'packed and cut': _rewritten(lambda content: gzip.compress(content)[:-4]),
+  'UTF-16': _rewritten(lambda x: x.decode('latin-1').encode('utf-16')),
+  **{
+    content[:40].decode('latin-1'): _rewritten(lambda _, new=content: new)
+    for content in (
+      b'',
+      bytes(4_096),
+      b'a' * 100_000,
+      b'{"format": NaN, "step": Infinity, "name": null}',
+      bytes(range(256)) * 9,
+      b'[1, 2, 3]',
+      b'{}',
+      b'[' * 100_000,
+      b'{"name": "\\ud800", "format": 1}',
+      b'{"format": 1%s, "step": -1}' % (b'0' * 30),
+    )
+  },
 }

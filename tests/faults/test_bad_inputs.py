@@ -50,49 +50,32 @@ _MAX_SECONDS = 30
 # line.
 COMMANDS = {
   'train': (*_CONFIG, '--workdir=new'),
-  'decode': ('--workdir=run', '--input=text.en', '--output=out'),
+  'decode': '--workdir=run --input=text.en --output=out',
   'fusion_jax.data.prepare': _CONFIG,
-  'fusion_jax.data.fetch': ('multi30k', '--output=out', '--mirror=file:///no'),
-  'fusion_jax.tools.importers': (
-    '--from=marian',
-    '--input=folder',
-    '--output=out',
-  ),
+  'fusion_jax.data.fetch': 'multi30k --output=out --mirror=file:///no',
+  'fusion_jax.tools.importers': '--from=marian --input=folder --output=out',
   'fusion_jax.tools.average_checkpoints': (
-    '--workdir=run',
-    '--average=2',
-    '--output=out',
+    '--workdir=run --average=2 --output=out'
   ),
   'fusion_jax.evaluation.compare': (
-    '--source=text.en',
-    '--reference=text.de',
-    '--system=a=text.de',
-    '--system=b=text.en',
-    '--samples=20',
-    '--trials=20',
-    '--output=out',
+    '--source=text.en --reference=text.de --system=a=text.de '
+    '--system=b=text.en --samples=20 --trials=20 --output=out'
   ),
   'fusion_jax.evaluation.contrastive': (
-    '--workdir=run',
-    '--input=items.json',
-    '--output=out',
+    '--workdir=run --input=items.json --output=out'
   ),
-  'fusion_jax.analysis': ('curves', '--workdir=run', '--output=out'),
-  'fusion_jax.analysis.report': (
-    '--workdir=run',
-    '--lines=3',
-    '--output=out.html',
-  ),
-  'fusion_jax.tools.export': (
-    '--workdir=run',
-    '--format=stablehlo',
-    '--output=out',
-  ),
-  'fusion_jax.tools.quickstart': ('--workdir=run',),
+  'fusion_jax.analysis': 'curves --workdir=run --output=out',
+  'fusion_jax.analysis.report': '--workdir=run --lines=3 --output=out.html',
+  'fusion_jax.tools.export': '--workdir=run --format=stablehlo --output=out',
+  'fusion_jax.tools.quickstart': '--workdir=run',
   'fusion_jax.tools.model_sizes': _CONFIG,
-  'fusion_jax.tools.scheme_sizes': (),
+  'fusion_jax.tools.scheme_sizes': '',
   # Nothing is compiled: the devices are named last, and there are none such.
   'fusion_jax.tools.aot': (*_CONFIG, '--topology=none'),
+}
+COMMANDS = {
+  name: tuple(flags.split()) if isinstance(flags, str) else flags
+  for name, flags in COMMANDS.items()
 }
 # A file has one in so many of the damages.
 _PARTS = 8

@@ -12,18 +12,9 @@ import shutil
 
 import chex
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from saved_runs import SavedRun, iterator
 
-from fusion_jax.config import (
-  DataConfig,
-  FilterConfig,
-  SamplingConfig,
-  TokenizerConfig,
-)
-from fusion_jax.data.prepare import prepare
-from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.errors import InputError
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
 from fusion_jax.runs.loading import CheckpointSelection, load_run
@@ -180,40 +171,3 @@ def test_a_bit_of_a_checkpoint(saved, tmp_path, caplog, reading, seeds):
   assert set(counts) <= {noticed, 'the same'}
   if len(seeds) > 9:
     assert counts[noticed] > len(seeds) / 5
-
-
-def _corpus(folder, alpha):
-  data = DataConfig(
-    prepared=str(folder),
-    embedded_pairs=100,
-    tokenizer=TokenizerConfig(vocabulary_size=300),
-    # Some pairs are longer, so that there are rows.
-    filter=FilterConfig(max_length=60),
-    sampling=SamplingConfig(alpha, alpha),
-  )
-  return prepare(data).directory
-
-
-def _all_of(folder):
-  corpus = PreparedCorpus(folder)
-  values = [corpus.report['splits']]
-  for tokenizer in (corpus.source_tokenizer, corpus.target_tokenizer):
-    values += [tokenizer.model, tokenizer.tags]
-  for name in ('train', 'valid', 'test'):
-    split = corpus.split(name)
-    values += [np.asarray(split.lengths), split.directions]
-    values += [tuple(split.sample(index, 1)) for index in range(len(split))]
-    if name != 'train':
-      values.append(split.texts())
-  return values
-
-
-@pytest.mark.parametrize(('alpha', 'seeds'), _cases([0.1], [0.0], 100))
-def test_a_bit_of_a_corpus(tmp_path, caplog, alpha, seeds):
-  folder = _corpus(tmp_path / 'prepared', alpha)
-  expected = _all_of(folder), None
-  copy = tmp_path / folder.name
-  counts = _outcomes(folder, copy, ['.'], _all_of, expected, caplog, seeds)
-  assert set(counts) <= {'refused', 'the same'}
-  if len(seeds) > 9:
-    assert counts['refused'] > len(seeds) / 5

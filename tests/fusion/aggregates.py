@@ -28,6 +28,7 @@ def tiny_config(fusion, layers=3, options=None, start='fresh', **changes):
   options = _SMALL.get(fusion, {}) | (options or {})
   side = SideConfig(fusion, options, start=start)
   values = {'width': WIDTH, 'filter': 20, 'heads': 2}
+  values['initialization'] = 'glorot'
   return ModelConfig(
     encoder=side,
     decoder=side,

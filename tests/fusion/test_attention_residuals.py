@@ -13,11 +13,11 @@ from references.parts import layer_norm
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.fusion import plugs
 from fusion_jax.fusion.attention_residuals import (
   source_scores,
   weighted_sources,
 )
+from fusion_jax.fusion.scheme import scheme_of
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.testing import TINY, assert_close
@@ -40,12 +40,13 @@ class _Sublayers(nn.Module):
   config: ModelConfig
 
   def setup(self):
-    self.state = plugs.residual_state(self.config, 'decoder')
+    plug = scheme_of(self.config, 'decoder').residual
+    self.state = plug.state(self.config, 'decoder')
     self.residuals = [
-      plugs.residual(self.config, 'decoder', number)
+      plug.module(self.config, 'decoder', number)
       for number in range(3 * _LAYERS)
     ]
-    self.read = plugs.state_read(self.config, 'decoder')
+    self.read = plug.read(self.config, 'decoder')
 
   def __call__(self, x):
     state, inputs = self.state.open(x), []

@@ -10,8 +10,7 @@ from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.fusion.dynamic_routing import DynamicRouting
-from fusion_jax.fusion.em_routing import EmRouting
+from fusion_jax.fusion.capsules import DynamicRouting, EmRouting
 from fusion_jax.layers.context import Context
 
 _WIDTH = 8
@@ -81,9 +80,9 @@ def test_names_and_axes_of_parameters():
 
 @pytest.mark.parametrize(
   ('initialization', 'limit'),
-  # glorot: sqrt(6 / (40 + 40)); mlrf: 1 / sqrt(40). The layers are no
+  # glorot: sqrt(6 / (40 + 40)); fan_in: 1 / sqrt(40). The layers are no
   # receptive field.
-  [('glorot', math.sqrt(6 / 80)), ('mlrf', 1 / math.sqrt(40))],
+  [('glorot', math.sqrt(6 / 80)), ('fan_in', 1 / math.sqrt(40))],
 )
 def test_every_layer_starts_as_a_projection_of_its_own(initialization, limit):
   options = {'vote_projection': 'block', 'context': 'own'}
@@ -94,7 +93,7 @@ def test_every_layer_starts_as_a_projection_of_its_own(initialization, limit):
   largest = np.abs(kernel).max((1, 2))
   assert ((0.98 * limit < largest) & (largest <= limit)).all()
   assert not np.allclose(kernel[0], kernel[1])
-  assert bool(np.abs(params['bias']).max() > 0) == (initialization == 'mlrf')
+  assert bool(np.abs(params['bias']).max() > 0) == (initialization == 'fan_in')
 
 
 def test_betas_start_normal():

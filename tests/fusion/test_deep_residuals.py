@@ -12,12 +12,14 @@ from references.parts import layer_norm
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion import plugs
-from fusion_jax.fusion.deep_residuals import with_initial_gains
+from fusion_jax.fusion.residuals import PLAIN, with_initial_gains
 from fusion_jax.layers.attention import causal_mask
-from fusion_jax.layers.caches import Keys, KeyValue
-from fusion_jax.layers.context import Context
-from fusion_jax.models.parameter_kinds import path_name
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.layers.context import Context, Keys, KeyValue
+from fusion_jax.models.transformer import (
+  Transformer,
+  initial_parameters,
+  path_name,
+)
 from fusion_jax.testing import TINY, assert_close
 
 _PASS = Context(causal_mask(1), deterministic=True)
@@ -37,7 +39,7 @@ class _Sublayers(nn.Module):
 
   def setup(self):
     self.residuals = [
-      plugs.residual(self.config, self.side, number)
+      PLAIN.module(self.config, self.side, number)
       for number in range(2 * _SUBLAYERS[self.side])
     ]
 

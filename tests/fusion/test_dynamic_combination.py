@@ -17,7 +17,7 @@ from aggregates import (
   tiny_config,
 )
 
-from fusion_jax.fusion.dynamic_combination import DynamicCombination
+from fusion_jax.fusion.linear import DynamicCombination
 
 
 def _module(layers=3, *others, **changes):
@@ -55,7 +55,7 @@ def test_dynamic_combination_by_hand():
 
 @pytest.mark.parametrize('layers', [1, 3])
 @pytest.mark.parametrize(
-  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('mlrf', 'float32')]
+  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('fan_in', 'float32')]
 )
 def test_baseline_start_is_the_last_layer(layers, initialization, dtype):
   module = _module(

@@ -12,7 +12,6 @@ from connections import (
   applied,
   connection_config,
   drawn,
-  fresh_parameters,
   normal,
   run,
   stand_in_layer,
@@ -21,10 +20,13 @@ from connections import (
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.grn import Grn
-from fusion_jax.layers.ablation_masks import AblationMasks
 from fusion_jax.layers.attention import LayerInput, residual_of
-from fusion_jax.models.parameter_kinds import path_name
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.layers.context import AblationMasks
+from fusion_jax.models.transformer import (
+  Transformer,
+  initial_parameters,
+  path_name,
+)
 from fusion_jax.testing import assert_close
 
 _KINDS = 'scalar', 'vector', 'dynamic'
@@ -77,33 +79,6 @@ def test_against_its_equations(kind, ways, last):
     assert_close(inputs[layer], wanted, units=128)
     state = stand_in_layer(layer + 1, wanted, np)
     outputs.append(state - residual_of(wanted))
-
-
-@pytest.mark.parametrize('last', [0, 1])
-@pytest.mark.parametrize('ways', [1, 3, 4])
-@pytest.mark.parametrize('kind', _KINDS)
-def test_it_starts_as_the_layer_below(kind, ways, last):
-  connection = Grn(_config(kind=kind, ways=ways, last=last), 'encoder')
-  start = fresh_parameters(connection)
-  inputs, states = applied(connection, start, normal())
-  for read, state in zip(inputs, states, strict=True):
-    for own in jax.tree.leaves(read):
-      assert_close(own, state)
-
-
-def test_it_starts_as_the_layer_below_in_bfloat16():
-  connection = Grn(_config(ways=3), 'encoder')
-  x = normal().astype(jnp.bfloat16)
-  inputs, states = applied(connection, fresh_parameters(connection), x)
-  for read, state in zip(inputs, states, strict=True):
-    for own in jax.tree.leaves(read):
-      assert own.dtype == jnp.bfloat16
-      wide = np.asarray(state, np.float32)
-      # Each of at most four differences is rounded to 8 bits.
-      tolerance = 4 * 2.0**-8 * np.abs(wide).max()
-      np.testing.assert_allclose(
-        np.asarray(own, np.float32), wide, rtol=0, atol=tolerance
-      )
 
 
 @pytest.mark.parametrize('number', [0, 2])

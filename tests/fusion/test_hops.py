@@ -29,29 +29,26 @@ def _attention(module, params, layers):
 def test_hop_scores_by_hand():
   z = position(1, -1)
   first = jnp.array([[[1.0, 2], [3, 0]]])
-  second = jnp.array([[[1.0], [2]], [[3], [-1]]])
+  second = jnp.array([[1.0, 2], [3, -1]])
   # tanh(1 - 3, 2) = (-t, t); times the columns (1, 3) and (2, -1).
   one, two = math.tanh(1), math.tanh(2)
   np.testing.assert_allclose(
-    hop_scores(z, first, second), position([2 * two], [-3 * two]), rtol=1e-6
+    hop_scores(z, first, second), position(2 * two, -3 * two), rtol=1e-6
   )
   # A W1 each: hop 1 as before; hop 2 has tanh(1, 1) -> 2 - 1.
   both = jnp.concatenate([first, jnp.array([[[1.0, 1], [0, 0]]])])
   np.testing.assert_allclose(
-    hop_scores(z, both, second), position([2 * two], [one]), rtol=1e-6
+    hop_scores(z, both, second), position(2 * two, one), rtol=1e-6
   )
 
 
 def test_hop_sums_by_hand():
   layers = (position(1, 2), position(10, 20))
-  # [layer, hop, 1]
-  attention = jnp.array([[[0.25], [1.0]], [[0.75], [0.0]]])[None, None]
+  # [layer, hop]
+  attention = jnp.array([[0.25, 1.0], [0.75, 0.0]])[None, None]
   np.testing.assert_array_equal(
     hop_sums(attention, layers), position(7.75, 15.5, 1, 2)
   )
-  # A weight for each feature of the only hop.
-  attention = jnp.array([[[0.5, 0.0]], [[0.5, 1.0]]])[None, None]
-  np.testing.assert_array_equal(hop_sums(attention, layers), position(5.5, 20))
 
 
 def test_hops_by_hand():
@@ -85,7 +82,7 @@ _INDEPENDENT = ['none', 'per_layer', 'per_hop']
 )
 def test_hop_sums_lie_among_the_layers(count, scale, seed):
   layers = tuple(scale * z for z in normal_layers(count, seed=seed))
-  odds = np.random.default_rng(seed).exponential(size=(2, 5, count, 3, 1)) ** 3
+  odds = np.random.default_rng(seed).exponential(size=(2, 5, count, 3)) ** 3
   attention = jnp.asarray(odds / odds.sum(2, keepdims=True), jnp.float32)
   sums = np.asarray(hop_sums(attention, layers)).reshape(2, 5, 3, WIDTH)
   stacked = np.stack(layers)[..., None, :]
@@ -97,7 +94,7 @@ def test_hop_sums_lie_among_the_layers(count, scale, seed):
 @pytest.mark.parametrize('independent', _INDEPENDENT)
 def test_scorer_matrices_start_as_if_alone(independent):
   options = {'scorer_width': 100, 'hops': 4, 'independent': independent}
-  config = tiny_config('hops', 3, options, width=64, initialization='mlrf')
+  config = tiny_config('hops', 3, options, width=64, initialization='fan_in')
   params = initial_parameters(Hops(config, 'encoder'), normal_layers(4, 64))
   kernels = params['scorer_hidden']['kernel'].reshape(-1, 64, 100)
   # U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)), Wang et al. (2018), section 4.2.
@@ -119,5 +116,5 @@ def test_recorded_attention_is_the_mean_over_tokens(include):
   _, state = run_fusion(module, params, x, tokens)
   recorded = state['telemetry']['hop_attention']
   kept = np.asarray(attention)[np.asarray(tokens)]
-  np.testing.assert_allclose(recorded, kept.mean(0)[..., 0].T, rtol=1e-5)
+  np.testing.assert_allclose(recorded, kept.mean(0).T, rtol=1e-5)
   np.testing.assert_allclose(recorded.sum(1), 1, rtol=1e-5)

@@ -34,12 +34,6 @@ def test_which_models_have_norms(norm, input_norm, expected):
   assert per_layer_norms(_config(norm, input_norm), 'encoder') is expected
 
 
-def test_sides_choose_for_themselves():
-  config = _config('post', 'per_layer')
-  assert per_layer_norms(config, 'encoder')
-  assert not per_layer_norms(config, 'decoder')
-
-
 @pytest.mark.parametrize('start', [0, 1, 2])
 def test_layers_from_start_on_have_a_norm_each(start):
   config = _config('pre')
@@ -56,15 +50,6 @@ def test_layers_from_start_on_have_a_norm_each(start):
   for n, layer in enumerate(normalised):
     expected = layers[n][0, 0] if n < start else (n + 1) * unit
     np.testing.assert_allclose(layer[0, 0], expected, rtol=1e-4)
-
-
-def test_nothing_happens_without_norms():
-  module = InputNorms(_config('post'), 'encoder', (1, 2, 3))
-  layers = tuple(jnp.full((1, 2, 4), n, jnp.float32) for n in range(4))
-  variables = module.init(jax.random.key(0), layers)
-  assert not variables
-  same = module.apply(variables, layers)
-  assert all(a is b for a, b in zip(layers, same, strict=True))
 
 
 def test_weighted_sum_by_hand():

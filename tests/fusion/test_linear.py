@@ -69,7 +69,7 @@ def test_linear_is_linear_but_for_its_biases(a, b, factored, seed):
 @pytest.mark.parametrize('layers', [1, 3, 6])
 @pytest.mark.parametrize('factored', [True, False])
 @pytest.mark.parametrize(
-  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('mlrf', 'float32')]
+  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('fan_in', 'float32')]
 )
 def test_linear_baseline_start_is_the_last_layer(
   layers, factored, initialization, dtype

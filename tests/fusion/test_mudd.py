@@ -21,8 +21,8 @@ from scipy.special import erf
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
+from fusion_jax.fusion.inputs import StreamAttention
 from fusion_jax.fusion.mudd import Mudd
-from fusion_jax.fusion.streams import StreamAttention
 from fusion_jax.layers.attention import (
   LayerInput,
   MultiHeadAttention,
@@ -118,19 +118,6 @@ def test_memories_against_their_equation(ways, memory_ways, norms):
   assert_close(memories, wanted, units=128)
 
 
-@pytest.mark.parametrize('norms', ['none', 'pre_post'])
-@pytest.mark.parametrize('memory_ways', [1, 2])
-def test_memories_start_as_the_top_layer(memory_ways, norms):
-  config = _config(ways=0, memory_ways=memory_ways, norms=norms)
-  connection = Mudd(config, 'encoder')
-  start = fresh_parameters(connection)
-  inputs, states = applied(connection, start, normal())
-  shape = (4, 2) if memory_ways == 2 else (4,)
-  assert inputs[-1].shape == (*shape, *states[-1].shape)
-  expected = np.broadcast_to(states[-1], inputs[-1].shape)
-  np.testing.assert_array_equal(inputs[-1], expected)
-
-
 def test_cross_attention_projects_the_sums_of_keys_and_of_values():
   config = _config(ways=0, memory_ways=2)
   model = Transformer(config, 11, 11, 2)
@@ -151,17 +138,6 @@ def test_cross_attention_projects_the_sums_of_keys_and_of_values():
     keys = dense(attention['key'], read[0])
     values = dense(attention['value'], read[1])
     assert_close(own, key_value(keys, values, config.heads))
-
-
-@pytest.mark.parametrize('norms', ['none', 'pre_post'])
-@pytest.mark.parametrize('ways', [1, 4])
-def test_it_starts_as_the_layer_below(ways, norms):
-  connection = Mudd(_config(ways=ways, norms=norms), 'encoder')
-  start = fresh_parameters(connection)
-  inputs, states = applied(connection, start, normal())
-  for read, state in zip(inputs, states, strict=True):
-    for own in jax.tree.leaves(read):
-      np.testing.assert_array_equal(own, state)
 
 
 def test_equal_streams_with_equal_norms_are_plain_attention():

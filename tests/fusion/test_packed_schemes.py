@@ -9,7 +9,6 @@ import pytest
 from cases import CASES
 
 from fusion_jax.data.batching import Shape, assemble
-from fusion_jax.data.packing import assemble_packed
 from fusion_jax.fusion.mixture import token_mixture
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import drawn_parameters
@@ -61,7 +60,7 @@ class _Fused:
 
   def packed(self):
     """Gradient, sums and output for the packed sentences."""
-    batch = assemble_packed(_pairs(), _COUNTS, _SHAPE)
+    batch = assemble(_pairs(), _SHAPE, _COUNTS)
 
     def loss(parameters):
       sums, output = self._loss(parameters, batch)

@@ -25,7 +25,6 @@ from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.fusion.mixture import keep_groups, mixture_log_probabilities
 from fusion_jax.fusion.multi_layer import MultiLayerAttention
 from fusion_jax.fusion.shortcuts import ShortcutAttention
-from fusion_jax.fusion.tree import AggNode
 from fusion_jax.layers.attention import causal_mask, padding_mask
 from fusion_jax.layers.context import Context
 from fusion_jax.models.losses import cross_entropy
@@ -212,9 +211,6 @@ _READ_OUTS = [
     {'hops': 2, 'norm': 'plain', **_HOPS},
     {'independent': 'per_layer', 'norm': 'none', **_HOPS},
     {'independent': 'per_hop', 'hops': 3, 'include_embedding': False, **_HOPS},
-    {'feature_wise': True, 'hops': 2, **_HOPS},
-    {'feature_wise': True, 'hops': 3, 'independent': 'per_hop', **_HOPS},
-    {'feature_wise': True, 'hops': 1, 'independent': 'per_layer', **_HOPS},
     {'layer_embedding': False, 'hops': 1, **_HOPS},
     **_HOPS,
   ),
@@ -332,16 +328,15 @@ _CONNECTIONS = [
   *_cases(
     'dlcl',
     _dlcl,
-    {'weights': 'vector', 'start': 'one'},
-    {'normalize': 'softmax', 'window': 2},
+    {'start': 'one', 'window': 2},
     {'first': 'learned'},
     {'period': 2, 'dilation': 3},
-    {'dilation': 2, 'weights': 'vector', **_AVERAGES},
+    {'dilation': 2, **_AVERAGES},
   ),
   *_cases(
     'dlcl',
     _dlcl,
-    {'weights': 'vector', 'normalize': 'softmax', 'frozen': True},
+    {'frozen': True},
     {'window': 1},
     {'period': 3},
     {'start': 'top', **_AVERAGES},
@@ -393,30 +388,6 @@ def test_connection(case):
   _compare(result, case.reference(parameters, embedding, functions, case))
 
 
-@pytest.mark.parametrize(
-  ('side', 'activation', 'residual', 'top'),
-  [
-    ('encoder', 'sigmoid', 'top', 0),
-    ('decoder', 'relu', 'top', 2),
-    ('encoder', 'attention', 'all', 0),
-    ('decoder', 'attention', 'top', 1),
-  ],
-)
-def test_agg_node(side, activation, residual, top):
-  options = {'activation': activation, 'residual': residual, 'hidden': 7}
-  config = _model_config(side, 6, 'hierarchical', options)
-  inputs, context = _random_layers(3), _context(side)
-  result, parameters = _run(
-    AggNode(config, config.side(side).options),
-    lambda module, *inputs: module(inputs, top, context),
-    *inputs,
-  )
-  expected = dou2018.agg(
-    parameters, inputs, top, config.side(side).options, _mask(side), _HEADS
-  )
-  _compare(result, expected)
-
-
 # Attention that reads more than the layer below.
 
 
@@ -425,7 +396,7 @@ def _check_attention(module, below, h, side, reference):
 
   def attend(module, h, *below):
     y = module.attend(below[-1], h, below, context)
-    return y, module.residual_input(below[-1], h)
+    return y, h if module.residual_from_norm else below[-1]
 
   result, parameters = _run(module, attend, h, *below)
   _compare(result, reference(parameters))
@@ -461,7 +432,7 @@ def test_multi_layer_attention(side, index, read):
   ('side', 'index', 'source', 'fused', 'compatible', 'source_norm'),
   [
     ('encoder', 1, 'lexical', False, False, 'auto'),
-    ('decoder', 3, 'lexical', True, False, 'plain'),
+    ('decoder', 3, 'lexical', True, False, 'auto'),
     ('encoder', 3, 'lexical', True, True, 'auto'),
     ('decoder', 1, 'non_lexical', False, False, 'auto'),
     ('encoder', 2, 'non_lexical', True, False, 'auto'),

@@ -35,7 +35,7 @@ def _shortcut_config(
     attention_bias=attention_bias,
     compute_dtype=dtype,
     # Biases that differ from 0.
-    initialization='mlrf',
+    initialization='fan_in',
     decoder=reading('shortcut', **shortcut),
   )
 

@@ -10,10 +10,9 @@ from flax import linen as nn
 from references.parts import layer_norm
 
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.fusion.skip_gains import GainResidual
+from fusion_jax.fusion.residuals import GainResidual
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.residual import Residual
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import TINY, assert_close
 
@@ -31,8 +30,8 @@ def _normal(seed=0):
 
 def _around(module, x, scale=None):
   """The residual around a sublayer that squares its input."""
-  h, held = module.before(x, _CONTEXT)
-  return module.after(x, h**2, _CONTEXT, held, scale)
+  h, kept = module.before(x, _CONTEXT)
+  return module.after(x, h**2, _CONTEXT, kept, scale)
 
 
 def _scale(norm):
@@ -70,17 +69,6 @@ def test_against_its_equation(norm):
     'rezero': lambda: gain * x + 0.75 * x**2,
   }[norm]()
   assert_close(_apply(module, parameters, _normal()), expected, units=64)
-
-
-@pytest.mark.parametrize('norm', _NORMS)
-def test_a_gain_of_1_is_the_plain_residual(norm):
-  module, parameters = _drawn(norm)
-  plain = {k: v for k, v in parameters.items() if k != 'skip_gain'}
-  one = parameters | {'skip_gain': jnp.float32(1)}
-  np.testing.assert_array_equal(
-    _apply(module, one, _normal()),
-    _apply(Residual(module.config), plain, _normal()),
-  )
 
 
 def test_bfloat16_keeps_the_gain_in_float32():

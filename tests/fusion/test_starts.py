@@ -15,11 +15,11 @@ from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.fusion.mixture import mixture_log_probabilities
-from fusion_jax.models.parameter_kinds import path_name
 from fusion_jax.models.transformer import (
   Transformer,
   initial_parameters,
   output_logits,
+  path_name,
 )
 from fusion_jax.testing import drawn_parameters
 from fusion_jax.training.warm_start import merged_parameters
@@ -61,7 +61,6 @@ _SIDES = {
   'hierarchical-read-out': {
     'encoder': _side('hierarchical', {'feedback': False})
   },
-  'dlcl-vector': {'encoder': _side('dlcl', {'weights': 'vector'})},
   'dlcl-averages': {
     'encoder': _side('dlcl', {'norms': 'none', 'start': 'top'}),
     'decoder': _side('dlcl', {'norms': 'none', 'start': 'top', 'period': 2}),
@@ -71,9 +70,7 @@ _SIDES = {
   },
   **{
     f'hyper_connections-{kind}': {
-      'encoder': _side(
-        'hyper_connections', {'kind': kind, 'collapse': 'learned'}
-      ),
+      'encoder': _side('hyper_connections', {'kind': kind}),
       'decoder': _side('hyper_connections', {'kind': kind}),
     }
     for kind in ('static', 'identity_mix', 'manifold')
@@ -280,16 +277,3 @@ def test_an_open_gate_is_the_fusion_itself():
     rtol=1e-5,
     atol=1e-5,
   )
-
-
-def test_the_opening_is_recorded():
-  model, parameters = _started('average-encoder', 'pre')
-  _, kept = model.apply(
-    {'params': _moved(parameters)},
-    _SOURCE,
-    _LENGTHS,
-    _TARGET,
-    mutable=['telemetry'],
-  )
-  value = kept['telemetry']['encoder']['opening_features']['opening']
-  np.testing.assert_allclose(value, 0.1, atol=0.01)

@@ -15,9 +15,8 @@ from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
 from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
-from fusion_jax.layers.ablation_masks import AblationMasks, with_masks
 from fusion_jax.layers.attention import padding_mask
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import AblationMasks, Context, with_masks
 from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import (
   OutputLayer,
@@ -253,31 +252,6 @@ def test_keys_are_of_what_the_top_layer_reads():
   )
   assert_close(first, second)
   assert np.abs(first - top).max() > 0.1
-
-
-def test_packed_sentences_have_weights_of_their_own():
-  model = Transformer(_config(kind='learned'), 11, 11, 2)
-  variables = {'params': drawn_parameters(model)}
-  alone = model.apply(variables, _SOURCE, _LENGTHS, _TARGET)
-
-  def row(x):
-    return jnp.concatenate([x[0], x[1]])[None]
-
-  packed = model.apply(
-    variables,
-    row(_SOURCE)[:, :8],
-    jnp.array([8]),
-    row(_TARGET),
-    source_segments=jnp.array([[1] * 5 + [2] * 3]),
-    target_segments=jnp.array([[1] * 3 + [2] * 3]),
-  )
-  for found, expected in (
-    (packed.log_weights, alone.log_weights),
-    (packed.features, alone.features),
-  ):
-    assert_close(
-      found[:, 0], expected.reshape(2, 6, *expected.shape[3:]), units=256
-    )
 
 
 def test_the_recorded_weight_is_the_mean_over_tokens():

@@ -18,8 +18,7 @@ from fusion_jax.fusion.value_residual import (
   value_weights,
 )
 from fusion_jax.layers.attention import MultiHeadAttention, causal_mask
-from fusion_jax.layers.caches import Keys, KeyValue
-from fusion_jax.layers.context import Context
+from fusion_jax.layers.context import Context, Keys, KeyValue
 from fusion_jax.testing import TINY, assert_close
 
 
@@ -110,31 +109,6 @@ def test_sparse_mixes_in_the_last_third(layers, mixing):
     if value_weights(options, index, layers) == (5, 1)
   ]
   assert found == mixing
-
-
-def test_the_baseline_start_is_plain_and_learns():
-  config = _config('learnable', 'baseline')
-  pair = _Pair(
-    ValueResidualAttention(config, 'encoder', 1),
-    ValueResidualAttention(config, 'encoder', 2),
-  )
-  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
-  parameters = nn.unbox(pair.init(jax.random.key(0), x, h))['params']
-  np.testing.assert_array_equal(parameters['second']['value_weights'], [0, 1])
-  plain = MultiHeadAttention(config)
-  own = {k: v for k, v in parameters['second'].items() if k != 'value_weights'}
-
-  def attend(module, h):
-    return module.attend(h, h, (), Context(causal_mask(3), True))
-
-  found = pair.apply({'params': parameters}, x, h)[1]
-  assert_close(found, plain.apply({'params': own}, h, method=attend))
-  gradient = jax.grad(
-    lambda p: (
-      pair.apply({'params': p}, x, h)[1] * _normal(2, 3, 8, seed=2)
-    ).sum()
-  )(parameters)
-  assert np.abs(gradient['second']['value_weights']).min() > 0
 
 
 def _shared(x, h, seed=3):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import LAUNCH, program, stand_in, with_settings
+from launching import program, stand_in, with_settings
 
 _SETTINGS = """
 name=mine
@@ -174,10 +174,3 @@ def test_another_word_is_one_line(tmp_path):
     (line,) = done.stderr.splitlines()
     assert re.match(r'error: .*create\|.*\|delete, got', line)
   assert project.calls() == []
-
-
-def test_every_word_is_explained_at_the_head():
-  head, _, rest = (LAUNCH / 'cloud-tpu.sh').read_text().partition('Settings')
-  (words,) = re.findall(r'^  ([a-z| ]+)\) "\$1"', rest, re.M)
-  explained = re.findall(r'^# +launch/cloud-tpu.sh (\w+) ', head, re.M)
-  assert explained == words.split(' | ')

@@ -13,7 +13,6 @@ import sys
 import pytest
 from launching import ROOT
 
-from fusion_jax.errors import InputError
 from fusion_jax.parallel.processes import (
   Processes,
   add_process_flags,
@@ -104,20 +103,3 @@ def test_a_launcher_that_jax_cannot_ask_is_one_line(monkeypatch, tmp_path):
   assert line.startswith('error: the processes cannot be joined')
   assert 'give --coordinator, --processes and --process' in line
   assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-  ('environment', 'message'),
-  [
-    ({'SLURM_STEP_NUM_TASKS': 'two'}, 'SLURM_STEP_NUM_TASKS=two: must be a wh'),
-    ({'PMI_SIZE': '1.5'}, 'PMI_SIZE=1.5: must be a whole number'),
-    (_SRUN | {'SLURM_PROCID': '-1'}, 'SLURM_PROCID=-1: must be >= 0, got -1'),
-    (_SRUN | {'SLURM_JOB_ID': 'x'}, 'SLURM_JOB_ID=x: must be a whole number'),
-  ],
-)
-def test_a_variable_that_is_no_number_is_named(
-  monkeypatch, environment, message
-):
-  with pytest.raises(InputError) as raised:
-    _asked(monkeypatch, environment)
-  assert str(raised.value).startswith(message)

@@ -1,23 +1,23 @@
-"""The files of launch/: their syntax, their flags, the files they name."""
+"""The files of launch/: syntax, flags, and what a container does at a stop."""
 
-import importlib.metadata
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
-from launching import LAUNCH, ROOT, read
+from launching import LAUNCH, ROOT, read, stand_in
 
 from fusion_jax.cli import train
 from fusion_jax.config import ExperimentConfig
 
 _SHELL = ['slurm.sh', 'cloud-tpu.sh']
-_BY_HAND = ['--coordinator', '--processes', '--process']
 
 
 def _job() -> dict:
@@ -77,54 +77,10 @@ def test_train_takes_the_flags(monkeypatch, name, devices):
     assert Path(config.data.prepared).parent == workdir.parent
 
 
-def test_the_pages_command_is_taken():
-  page = (ROOT / 'docs' / 'launch.md').read_text().replace('\\\n', '')
-  (command,) = re.findall(r'^ +python train.py (.*)$', page, re.M)
-  text = subprocess.run(
-    [sys.executable, 'train.py', '--help'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
-  known = set(re.findall(r'--[a-z_]+', text))
-  named = set(re.findall(r'(--[a-z_]+)=', command))
-  assert named == {'--config', '--workdir', *_BY_HAND}
-  # --distributed is named in the text.
-  assert named | {'--distributed'} <= known
-
-
 def test_the_page_names_every_file_and_no_other():
   named = set(re.findall(r'\]\(([\w.-]+)\)', read('README.md')))
   files = {path.name for path in LAUNCH.iterdir() if path.is_file()}
   assert named == files - {'README.md'}
-
-
-def test_the_image_has_what_a_run_needs():
-  lines = read('Containerfile').splitlines()
-  copies = [line.split()[1:-1] for line in lines if line.startswith('COPY')]
-  sources = {source for copy in copies for source in copy}
-  assert sources == {
-    'requirements.txt',
-    'train.py',
-    'decode.py',
-    'fusion_jax',
-    'configs',
-  }
-  assert all((ROOT / source).exists() for source in sources)
-  # COPY of a folder copies what is in it: its name comes last, too.
-  assert 'COPY fusion_jax fusion_jax' in lines
-  assert 'COPY configs configs' in lines
-
-
-def test_the_image_knows_the_extras_of_jax():
-  (said,) = re.findall(r'# The extra of JAX: (.*)\.', read('Containerfile'))
-  extras = importlib.metadata.metadata('jax').get_all('Provides-Extra')
-  assert set(re.split(', | or ', said)) <= set(extras)
-  (default,) = re.findall(
-    r'^ARG ACCELERATOR=(\w+)$', read('Containerfile'), re.M
-  )
-  assert default in extras
 
 
 def test_the_jobset_has_what_tpu_slices_need():
@@ -149,3 +105,48 @@ def test_the_jobset_has_what_tpu_slices_need():
   (volume,), (mount,) = pod['volumes'], _container()['volumeMounts']
   assert volume['name'] == mount['name']
   assert f'--workdir={mount["mountPath"]}/' in _container()['args'][0]
+
+
+# Trains until SIGTERM, then saves.
+_TRAINING = [
+  'def save(*ignored):',
+  '  sys.exit(int(os.environ["CODE"]))',
+  'signal.signal(signal.SIGTERM, save)',
+  'open(sys.argv[0] + ".ready", "w").close()',
+  # A signal just before signal.pause() would be waited for once more.
+  'import time',
+  'while True: time.sleep(0.01)',
+]
+
+
+def _start(folder: Path, training: list[str], code: int) -> subprocess.Popen:
+  """Starts the container's command with a stand-in for Python."""
+  stand_in(folder, 'python', training)
+  container = _container()
+  path = f'{folder}:{os.environ["PATH"]}'
+  return subprocess.Popen(
+    [*container['command'], *container['args']],
+    env=os.environ | {'PATH': path, 'CODE': str(code)},
+  )
+
+
+@pytest.mark.parametrize(
+  # A pod that ends with 0 would count as done, and not start again.
+  ('code', 'found'),
+  [(0, 143), (2, 2)],
+)
+def test_a_pod_that_is_told_to_stop_has_not_succeeded(tmp_path, code, found):
+  pod = _start(tmp_path, _TRAINING, code)
+  deadline = time.monotonic() + 20
+  while not (tmp_path / 'python.ready').exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+  pod.send_signal(signal.SIGTERM)
+  assert pod.wait(timeout=20) == found
+  assert "'train.py'" in (tmp_path / 'python.calls').read_text()
+
+
+@pytest.mark.parametrize('code', [0, 1, 2, 137])
+def test_a_pod_ends_as_its_training_does(tmp_path, code):
+  pod = _start(tmp_path, [f'sys.exit({code})'], code)
+  assert pod.wait(timeout=20) == code

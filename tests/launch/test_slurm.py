@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import ROOT, read, stand_in, with_settings
+from launching import ROOT, stand_in, with_settings
 from tiny_run import TINY
 
 pytestmark = pytest.mark.extended
@@ -214,24 +214,3 @@ def test_only_a_job_at_its_limit_queues_again(tmp_path, training, left, again):
   code, log = cluster.run()
   assert code == training, log
   assert len(cluster.calls('scontrol')) == again
-
-
-def test_what_sbatch_reads():
-  options = dict(
-    re.fullmatch('#SBATCH --([a-z-]+)=?(.*)', line).groups()
-    for line in read('slurm.sh').splitlines()
-    if line.startswith('#SBATCH')
-  )
-  # One process a GPU, all of a node's seen by each.
-  assert options['gpus-per-node'] == options['ntasks-per-node']
-  assert not {'gpus-per-task', 'gpu-bind', 'gres'} & set(options)
-  assert options['signal'] == 'TERM@120'
-  # SLURM may send it up to 60 seconds early.
-  (late,) = re.findall(r'^late=(\d+)$', read('slurm.sh'), re.M)
-  assert int(late) > 120 + 60
-  assert options['open-mode'] == 'append'
-  assert 'requeue' in options
-  # The rows of a batch divide over all of them.
-  gpus = int(options['nodes']) * int(options['gpus-per-node'])
-  (rows,) = re.findall(r'row_multiple=(\d+)', read('slurm.sh'))
-  assert int(rows) % gpus == 0

@@ -13,7 +13,7 @@ from fusion_jax.layers.attention import (
   kernel_attention,
   padding_mask,
 )
-from fusion_jax.layers.caches import KeyValue, append
+from fusion_jax.layers.context import KeyValue, append
 from fusion_jax.testing import assert_close
 
 
@@ -116,7 +116,7 @@ def test_append_replaces_one_position():
 @pytest.mark.parametrize('bias', [True, False])
 def test_module_against_a_loop_over_heads(bias):
   config = ModelConfig(
-    width=6, filter=4, heads=3, attention_bias=bias, initialization='mlrf'
+    width=6, filter=4, heads=3, attention_bias=bias, initialization='fan_in'
   )
   module = MultiHeadAttention(config)
   x = jax.random.normal(jax.random.key(0), (2, 4, 6))

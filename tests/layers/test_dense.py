@@ -32,8 +32,8 @@ def test_dense_takes_any_batch(flat):
 
 @pytest.mark.parametrize(
   ('initialization', 'limit'),
-  # glorot: sqrt(6 / (300 + 500)); mlrf: 1 / sqrt(300) (Wang et al. 2018).
-  [('glorot', math.sqrt(6 / 800)), ('mlrf', 1 / math.sqrt(300))],
+  # glorot: sqrt(6 / (300 + 500)); fan_in: 1 / sqrt(300) (Wang et al. 2018).
+  [('glorot', math.sqrt(6 / 800)), ('fan_in', 1 / math.sqrt(300))],
 )
 def test_initial_kernels_fill_their_range(initialization, limit):
   config = dataclasses.replace(_CONFIG, initialization=initialization)
@@ -42,7 +42,7 @@ def test_initial_kernels_fill_their_range(initialization, limit):
   kernel, bias = (np.asarray(params[n].value) for n in ('kernel', 'bias'))
   assert 0.99 * limit < np.abs(kernel).max() <= limit
   assert kernel.mean() == pytest.approx(0, abs=limit / 100)
-  if initialization == 'mlrf':
+  if initialization == 'fan_in':
     assert 0.95 * limit < np.abs(bias).max() <= limit
   else:
     assert not bias.any()

@@ -18,7 +18,7 @@ _TINY = dataclasses.replace(
   filter=32,
   encoder_layers=1,
   decoder_layers=_LAYERS,
-  initialization='mlrf',
+  initialization='fan_in',
 )
 _START = 2
 _LENGTHS = jnp.array([5, 3])

@@ -14,12 +14,13 @@ from tiers import extended_but
 from fusion_jax.config import ModelConfig, OptimizerConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.models.parameter_kinds import (
+from fusion_jax.models.transformer import (
+  Transformer,
   are_weights,
   bfloat16_copies,
+  initial_parameters,
   path_name,
 )
-from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.training.optimizer import make_optimizer
 
 # What is no weight though it has two axes or more, by the end of its name:

@@ -64,13 +64,13 @@ def test_parameters_of_lexical_shortcut_baselines(preset, expected):
   assert _count(config, 41_138, 41_138) == expected
 
 
-def test_parameters_of_mlrf_baseline():
+def test_parameters_of_the_baseline_of_mlrf():
   # Wang et al. (2018), Table 1: 10.97M with 8,389 and 6,428 words, untied.
   config = dataclasses.replace(
     PRESETS['small'],
     tied_embeddings='none',
     output_bias=True,
-    initialization='mlrf',
+    initialization='fan_in',
   )
   assert _count(config, 8_389, 6_428) == 10_974_748
 
@@ -265,7 +265,7 @@ def _reference(params, config, source, target):
 
 @pytest.mark.parametrize('norm', ['pre', 'post'])
 def test_against_an_independent_reference(norm):
-  model = _model(norm=norm, initialization='mlrf')
+  model = _model(norm=norm, initialization='fan_in')
   parameters = drawn_parameters(model)
   source, lengths, target = _inputs(5)
   logits = _logits(model, parameters, source, lengths, target)

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fusion_jax.config import ParallelConfig
-from fusion_jax.json_files import DamagedError, check_seal, sealed
+from fusion_jax.files import DamagedError, check_seal, sealed
 from fusion_jax.parallel.mesh import make_mesh
 from fusion_jax.runs.integrity import array_digests, check_arrays
 

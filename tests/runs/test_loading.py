@@ -1,5 +1,6 @@
 """Loading of runs: what is chosen, what is refused, means and averages."""
 
+import functools
 import json
 import os
 import shutil
@@ -14,15 +15,14 @@ from fusion_jax.config import TokenizerConfig
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import DamagedError
+from fusion_jax.files import DamagedError
 from fusion_jax.parallel.mesh import by_rows, data_mesh
+from fusion_jax.runs import loading
 from fusion_jax.runs.checkpoint import Progress
-from fusion_jax.runs.directory import create_run
-from fusion_jax.runs.loading import CheckpointSelection, RunningMean, load_run
-from fusion_jax.runs.reading import reading
+from fusion_jax.runs.integrity import reading
+from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
-from fusion_jax.training.logs import MetricsLog
 
 
 @pytest.fixture(scope='module')
@@ -53,7 +53,7 @@ def _refusal(workdir, *arguments):
   return str(error.value)
 
 
-@pytest.mark.parametrize('written', [FORMAT - 1, FORMAT + 1, 'new', None])
+@pytest.mark.parametrize('written', [FORMAT + 1, None])
 @pytest.mark.parametrize('part', ['config', 'checkpoint'])
 def test_another_format_is_refused(workdir, part, written):
   if part == 'checkpoint':
@@ -71,15 +71,15 @@ def test_another_format_is_refused(workdir, part, written):
 def test_a_cut_tokenizer_is_named(workdir):
   # Cut after a piece, a SentencePiece model is one of fewer pieces.
   other = Tokenizer(train(['a dog'] * 3, TokenizerConfig('bpe', 12)))
-  (workdir / 'source.model').write_bytes(other.model)
+  for side in ('source', 'target'):
+    (workdir / f'{side}.model').write_bytes(other.model)
   assert 'another tokenizer than source.model' in _refusal(workdir)
 
 
-@pytest.mark.parametrize('make', [os.mkdir, os.mkfifo])
 @pytest.mark.parametrize('name', ['config.json', 'source.model'])
-def test_what_is_no_file_is_named(workdir, name, make):
+def test_what_is_no_file_is_named(workdir, name):
   (workdir / name).unlink()
-  make(workdir / name)
+  os.mkfifo(workdir / name)
   assert _refusal(workdir) == (
     f'{workdir / name}: is a folder, a pipe or a device, not a file'
   )
@@ -92,18 +92,6 @@ def test_a_device_in_a_checkpoint_is_not_read(workdir, caplog, name):
   path.symlink_to('/dev/null')
   assert '0 readable checkpoints' in _refusal(workdir)
   assert f'{name} is no file' in caplog.text
-
-
-def test_a_training_reads_no_device(workdir, saved):
-  for name in ('metrics.jsonl', 'source.model'):
-    (workdir / name).unlink(missing_ok=True)
-    (workdir / name).symlink_to('/dev/null')
-  said = 'is a folder, a pipe or a device'
-  with pytest.raises(InputError, match=f'metrics.jsonl: {said}'):
-    MetricsLog(workdir, 10)
-  tokenizer = Tokenizer.from_file(workdir / 'target.model')
-  with pytest.raises(InputError, match=f'source.model: {said}'):
-    create_run(workdir, saved.config, tokenizer, tokenizer)
 
 
 def test_damage_is_said_in_the_words_of_who_found_it():
@@ -122,23 +110,6 @@ def test_a_number_that_is_no_checkpoint_is_told_once(workdir, caplog):
   assert len([m for m in caplog.messages if 'checkpoints/99' in m]) == 1
 
 
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    ('[1]', 'run/config.json: must be an object, got [1]'),
-    ('{', 'run/config.json: not JSON: '),
-    (
-      f'{{"format": {FORMAT}, "model": {{"wings": 2}}}}',
-      'run/config.json: config.model.wings: no such field; remove it, or '
-      'update fusion_jax if a newer one wrote it',
-    ),
-  ],
-)
-def test_a_broken_config_is_named(workdir, text, message):
-  (workdir / 'config.json').write_text(text)
-  assert message in _refusal(workdir)
-
-
 _ANOTHER_MODEL = 'checkpoints/10: holds another model than that of config.json'
 
 
@@ -146,8 +117,8 @@ _ANOTHER_MODEL = 'checkpoints/10: holds another model than that of config.json'
   ('model', 'difference'),
   [
     ({'filter': 64}, 'decoder/layer_0/feed_forward/'),
-    ({'encoder_layers': 2, 'encoder': {'fusion': 'linear'}}, 'it has no enc'),
-    ({'decoder_layers': 2}, 'it has no decoder/layer_1/'),
+    ({'encoder_layers': 2, 'encoder': {'fusion': 'linear'}}, 'encoder/'),
+    ({'decoder_layers': 2}, 'decoder/layer_1/'),
   ],
 )
 def test_a_checkpoint_of_another_model_is_told(workdir, model, difference):
@@ -181,7 +152,7 @@ def test_fields_of_training_alone_may_be_others(workdir):
     'embedding_dropout': 0.4,
     'dropout_generator': 'threefry',
     'flatten_positions': False,
-    'initialization': 'mlrf',
+    'initialization': 'fan_in',
     'remat': True,
     'remat_policy': 'dots',
   }
@@ -195,7 +166,7 @@ def test_fields_of_training_alone_may_be_others(workdir):
   ('removed', 'message'),
   [
     ('config.json', 'run: not a run directory: it has no config.json'),
-    ('target.model', 'target.model: missing; training writes it into the run'),
+    ('target.model', 'target.model: cannot be read: No such file'),
     ('checkpoints', 'checkpoints: no checkpoint yet; train first'),
     ('checkpoints/10', 'checkpoints: no checkpoint yet; train first'),
   ],
@@ -204,11 +175,6 @@ def test_what_is_missing_is_named(workdir, removed, message):
   path = workdir / removed
   path.unlink() if path.is_file() else shutil.rmtree(path)
   assert message in _refusal(workdir)
-
-
-def test_a_broken_tokenizer_is_named(workdir):
-  (workdir / 'source.model').write_bytes(b'no model')
-  assert 'source.model' in _refusal(workdir)
 
 
 def test_other_files_among_the_checkpoints_do_no_harm(workdir):
@@ -235,13 +201,6 @@ def averaged(tmp_path_factory):
   for step in (10, 20):
     checkpoints.save(_state(run, step), iterator(), Progress(skipped=3), 1.0)
   checkpoints.close()
-  return run
-
-
-@pytest.fixture(scope='module')
-def plain(tmp_path_factory):
-  run = SavedRun(tmp_path_factory.mktemp('runs') / 'plain')
-  run.save({10: 1.0})
   return run
 
 
@@ -284,11 +243,9 @@ def test_a_damaged_average_gives_way_to_the_checkpoint_before(
   )
 
 
-def test_an_average_that_is_not_there_is_one_line(plain):
-  with pytest.raises(InputError) as error:
-    load_run(plain.workdir, CheckpointSelection(parameters='ema'))
-  path = plain.workdir / 'checkpoints' / '10'
-  assert str(error.value) == (
+def test_an_average_that_is_not_there_is_one_line(workdir):
+  path = workdir / 'checkpoints' / '10'
+  assert _refusal(workdir, 'best', 1, 'last', 'ema') == (
     f'--parameters=ema: {path} has no moving average of its parameters; '
     'training.ema makes one. Leave the flag out'
   )
@@ -312,41 +269,24 @@ def test_a_saved_mean_is_of_what_was_chosen(averaged, tmp_path, capsys):
   assert capsys.readouterr().err == ''
 
 
-def test_the_average_is_float32(averaged):
-  leaves = jax.tree.leaves(load_run(averaged.workdir).parameters)
-  assert {leaf.dtype for leaf in leaves} == {jnp.dtype('float32')}
-
-
-def _running_mean(leaves):
-  mean = RunningMean()
-  for leaf in leaves:
-    mean.add({'leaf': jnp.asarray(leaf)})
-  assert mean.count == len(leaves)
-  return mean.value()['leaf']
-
-
-def test_a_running_mean_by_hand():
-  np.testing.assert_array_equal(
-    _running_mean([[1.0, -2.0], [2.0, 4.0]]), [1.5, 1.0]
+def _mean_of(leaves):
+  total = functools.reduce(
+    loading._sum, [{'leaf': jnp.asarray(leaf)} for leaf in leaves]
   )
-  np.testing.assert_array_equal(
-    _running_mean([[3.0, 0.1]]), np.float32([3.0, 0.1])
-  )
+  return loading._quotient(total, jnp.float32(len(leaves)))['leaf']
 
 
 def test_the_error_of_many_is_that_of_float32():
   leaves = np.random.default_rng(0).normal(size=(30, 500)).astype(np.float32)
   expected = leaves.astype(np.float64).mean(axis=0)
   # 30 additions of values below 5, each rounded to 2^-24 of a sum below 32.
-  error = np.abs(_running_mean(list(leaves)) - expected)
-  assert error.max() < 32 * 2**-24
+  assert np.abs(_mean_of(list(leaves)) - expected).max() < 32 * 2**-24
 
 
 def test_parameters_that_are_cut_over_devices_stay_so():
   sharding = by_rows(data_mesh())
   rows = np.arange(8.0, dtype=np.float32).reshape(8, 1)
-  leaves = [jax.device_put(rows * k, sharding) for k in (1.0, 3.0)]
-  mean = _running_mean(leaves)
+  mean = _mean_of([jax.device_put(rows * k, sharding) for k in (1.0, 3.0)])
   np.testing.assert_array_equal(mean, 2 * rows)
   assert mean.sharding == sharding
   assert len(mean.sharding.device_set) == 8

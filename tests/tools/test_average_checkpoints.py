@@ -13,8 +13,8 @@ from tiers import extended_but
 from fusion_jax.config.serialization import FORMAT
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import initial_parameters
+from fusion_jax.runs.integrity import read_meta
 from fusion_jax.runs.loading import CheckpointSelection, load_run
-from fusion_jax.runs.reading import read_meta
 from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
 from fusion_jax.training import warm_start
@@ -170,8 +170,8 @@ def test_training_starts_from_a_saved_mean_but_does_not_resume(saved, mean):
   jax.tree.map(np.testing.assert_array_equal, started, run.parameters)
   there = SavedRun(mean)
   message = (
-    f'{mean}: holds the mean of 2 checkpoints of base and no optimizer state '
-    f'to resume from; start another --workdir with --init_from={mean}'
+    f'{mean}: holds no optimizer state to resume from; start another --workdir '
+    f'with --init_from={mean}'
   )
   checkpoints = there.checkpoints()
   with pytest.raises(InputError) as error:

@@ -84,7 +84,7 @@ _RANDOM = {
     tied_embeddings='source_target',
     scan_layers=True,
     compute_dtype='bfloat16',
-    initialization='mlrf',
+    initialization='fan_in',
   ),
 }
 

@@ -24,8 +24,11 @@ from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.models.losses import LossSums
-from fusion_jax.models.parameter_kinds import path_name
-from fusion_jax.models.transformer import Transformer, initial_parameters
+from fusion_jax.models.transformer import (
+  Transformer,
+  initial_parameters,
+  path_name,
+)
 from fusion_jax.parallel.mesh import data_mesh
 from fusion_jax.runs.checkpoint import TrainState
 from fusion_jax.testing import assert_close

@@ -24,8 +24,7 @@ from fusion_jax.config import (
 )
 from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch, Shape, assemble
-from fusion_jax.data.packing import assemble_packed
-from fusion_jax.data.records import Example
+from fusion_jax.data.encoding import Example
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.testing import assert_close
@@ -150,7 +149,7 @@ def test_packed_rows_train_like_rows_of_one_sentence():
   packed = _run(
     _without_dropout(accumulation=2),
     8,
-    [assemble_packed(pairs, np.full(16, 2), Shape(16, 10, 12))],
+    [assemble(pairs, Shape(16, 10, 12), np.full(16, 2))],
   )
   _assert_same(alone[1], packed[1], 1e-4)
   _assert_same(alone[0].parameters, packed[0].parameters, 1e-4)
@@ -163,7 +162,7 @@ def test_packed_rows_train_the_same_with_the_kernel_of_attention(devices):
     Example(*(rng.integers(4, 30, size, dtype=np.int32) for size in sizes))
     for sizes in rng.integers(1, [6, 7], (32, 2))
   ]
-  batches = [assemble_packed(pairs, np.full(16, 2), Shape(16, 10, 12))] * 2
+  batches = [assemble(pairs, Shape(16, 10, 12), np.full(16, 2))] * 2
   config = _without_dropout()
   plain = _run(config, devices, batches)
   kernel = changed(config, {'model.attention_implementation': 'xla'})

@@ -26,7 +26,7 @@ from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config.serialization import to_json
 from fusion_jax.evaluation import buckets
 from fusion_jax.evaluation.sentence_statistics import statistics_of
-from fusion_jax.languages import words_of
+from fusion_jax.metrics import words_of
 
 # Buckets of source lengths.
 _BUCKETS = 6

@@ -1,10 +1,9 @@
 """A parallel corpus that needs no download: CLDR data in sentence frames.
 
 Every sentence is a frame (`frames.toml`, written by hand in each language)
-whose slots hold values (`values.py`) that Babel and num2words render
-(`rendering.py`): dates, times, time spans, numbers, currencies, units, names
-of countries and languages. It was tested with Babel 2.17 to 2.18 and num2words
-0.5.14.
+whose slots hold values that Babel and num2words render (`rendering.py`): dates,
+times, time spans, numbers, currencies, units, names of countries and languages.
+It was tested with Babel 2.17 to 2.18 and num2words 0.5.14.
 
 The values of a sentence alone, without its frame and language, decide its
 split, so no combination of values is in two splits, under any seed.
@@ -13,14 +12,12 @@ split, so no combination of values is in two splits, under any seed.
 import functools
 import hashlib
 import importlib.metadata
-import importlib.resources
 import random
 import re
-import tomllib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fusion_jax.data.embedded import rendering, values
+from fusion_jax.data.embedded import rendering
 from fusion_jax.errors import InputError
 
 LANGUAGES: tuple[str, ...] = rendering.LANGUAGES
@@ -32,7 +29,7 @@ SIZES = {'train': 500_000, 'valid': 25_000, 'test': 25_000}
 _installed = importlib.metadata.version
 VERSION = f'1 babel-{_installed("babel")} num2words-{_installed("num2words")}'
 
-Slot = tuple[str, values.Value]
+Slot = tuple[str, rendering.Value]
 # Text before a slot, the slot ('' after the last one) and its style.
 Part = tuple[str, str, str]
 
@@ -40,12 +37,7 @@ _SLOT = re.compile(r'\{(\w+)(?::(\w+))?\}')
 
 
 class Frame(NamedTuple):
-  """Sentence with slots, in all languages.
-
-  Attributes:
-    slots: Names of the slots, in the order of the English text.
-    parts: Text of each language, cut at its slots.
-  """
+  """Slots of a sentence, and its text in each language, cut at the slots."""
 
   slots: tuple[str, ...]
   parts: dict[str, tuple[Part, ...]]
@@ -58,18 +50,11 @@ def _frame(texts: dict[str, str]) -> Frame:
 
 
 def _cut(text: str) -> tuple[Part, ...]:
-  parts = []
-  start = 0
-  for match in _SLOT.finditer(text):
-    parts.append((text[start : match.start()], match[1], match[2] or ''))
-    start = match.end()
-  return (*parts, (text[start:], '', ''))
+  pieces = [piece or '' for piece in (*_SLOT.split(text), '', '')]
+  return tuple(zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True))
 
 
-_FILE = importlib.resources.files(__package__).joinpath('frames.toml')
-FRAMES: tuple[Frame, ...] = tuple(
-  map(_frame, tomllib.loads(_FILE.read_text(encoding='utf-8'))['frame'])
-)
+FRAMES: tuple[Frame, ...] = tuple(map(_frame, rendering.WRITTEN['frame']))
 
 
 def generate(
@@ -80,42 +65,33 @@ def generate(
   seed: int = 0,
 ) -> Iterator[tuple[str, str]]:
   """Return distinct sentence pairs, the same for the same arguments."""
-  _check(source_language, target_language, split, pairs)
-  return _pairs(source_language, target_language, split, pairs, seed)
+  check(source_language, target_language, split, pairs)
+  return (
+    (
+      _sentence(frame, content, source_language),
+      _sentence(frame, content, target_language),
+    )
+    for frame, content in _contents(split, pairs, seed)
+  )
 
 
-def _check(
+def check(
   source_language: str, target_language: str, split: str, pairs: int
 ) -> None:
-  for language in (source_language, target_language):
-    if language not in LANGUAGES:
+  """Refuse what the corpus does not have."""
+  for kind, name, names in (
+    ('language', source_language, LANGUAGES),
+    ('language', target_language, LANGUAGES),
+    ('split', split, SIZES),
+  ):
+    if name not in names:
       raise InputError(
-        f'embedded corpus: no language {language!r}; '
-        f'it has {", ".join(LANGUAGES)}'
+        f'embedded corpus: no {kind} {name!r}; it has {", ".join(names)}'
       )
-  if source_language == target_language:
-    raise InputError(
-      'embedded corpus: source and target language are both '
-      f'{source_language!r}; they must differ'
-    )
-  if split not in SIZES:
-    raise InputError(
-      f'embedded corpus: no split {split!r}; it has {", ".join(SIZES)}'
-    )
   if not 0 <= pairs <= SIZES[split]:
     raise InputError(
       f'embedded corpus: {pairs:,} pairs asked for in {split}; '
       f'it has 0 to {SIZES[split]:,}'
-    )
-
-
-def _pairs(
-  source_language: str, target_language: str, split: str, pairs: int, seed: int
-) -> Iterator[tuple[str, str]]:
-  for frame, content in _contents(split, pairs, seed):
-    yield (
-      _sentence(frame, content, source_language),
-      _sentence(frame, content, target_language),
     )
 
 
@@ -129,7 +105,7 @@ def _contents(
     index = _below(draw, len(FRAMES))
     frame = FRAMES[index]
     content = tuple(
-      (family, values.VALUES[family][_below(draw, size)])
+      (family, rendering.VALUES[family][_below(draw, size)])
       for family, size in _families(index)
     )
     if len(set(content)) < len(content) or split_of(content) != split:
@@ -148,7 +124,7 @@ def _below(draw: random.Random, limit: int) -> int:
 def _families(index: int) -> tuple[tuple[str, int], ...]:
   """Return the family of each slot of a frame and its number of values."""
   families = (slot.rstrip('0123456789') for slot in FRAMES[index].slots)
-  return tuple((family, len(values.VALUES[family])) for family in families)
+  return tuple((family, len(rendering.VALUES[family])) for family in families)
 
 
 def split_of(content: tuple[Slot, ...]) -> str:

@@ -20,7 +20,7 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import as_type
+from fusion_jax.files import as_type
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.tools.importers.vocabularies import Sides, Tokenizers
 

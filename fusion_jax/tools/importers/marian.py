@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
-from fusion_jax.files import read_errors
-from fusion_jax.json_files import check_shape, read_json
+from fusion_jax.files import as_type, read_errors, read_json
 from fusion_jax.tools.importers.imported import (
   PROGRAMS,
   Imported,
@@ -250,7 +249,7 @@ def _read_parts(
 ) -> dict[str, np.ndarray]:
   """Read arrays that are spread over the files that an index names."""
   files = read_json(index, dict[str, Any]).get('weight_map')
-  check_shape(files, dict[str, str], f'{index}: weight_map')
+  as_type(files, dict[str, str], f'{index}: weight_map')
   arrays: dict[str, np.ndarray] = {}
   for name in sorted(set(files.values())):
     path = index.with_name(Path(name).name)

@@ -61,8 +61,6 @@ def _dlcl_input(parameters, outputs, options, norm, epsilon):
   first = max(0, depth + 1 - options.window) if options.window else 0
   seen = list(range(depth, first - 1, -options.dilation))[::-1]
   weights = parameters['weights'][depth][seen]
-  if options.normalize == 'softmax':
-    weights = softmax(weights, axis=0)
   y = np.zeros(outputs[0].shape)
   for k, weight in zip(seen, weights, strict=True):
     term = outputs[k]

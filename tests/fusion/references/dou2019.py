@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 
-from fusion_jax.fusion.capsules import RoutingOptions
-from fusion_jax.fusion.dynamic_combination import DynamicOptions
-from fusion_jax.fusion.dynamic_routing import DynamicRoutingOptions
-from fusion_jax.fusion.em_routing import EmRoutingOptions
+from fusion_jax.fusion.capsules import (
+  DynamicRoutingOptions,
+  EmRoutingOptions,
+  RoutingOptions,
+)
+from fusion_jax.fusion.linear import DynamicOptions
 from references.parts import (
   Function,
   Layers,

@@ -62,7 +62,6 @@ def hops(
   terms = fused_layers(layers, options, table)
   first = parameters['scorer_hidden']['kernel']
   second = parameters['scorer_out']['kernel']
-  columns = terms[0].shape[-1] if options.feature_wise else 1
   summaries = []
   for p in range(options.hops):
     energies = []
@@ -71,7 +70,7 @@ def hops(
         options.independent
       ]
       hidden = np.tanh(z @ first[index])
-      energies.append(hidden @ second[:, p * columns : (p + 1) * columns])
+      energies.append(hidden @ second[:, p : p + 1])
     weights = softmax(np.stack(energies), axis=0)
     summaries.append(sum(a * z for a, z in zip(weights, terms, strict=True)))
   hidden = relu(dense(parameters['hidden'], concat(summaries)))

@@ -1,0 +1,132 @@
+"""The guide: its README, its site, and the code that its readers run."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from pages import ROOT
+
+from fusion_jax.config.flags import load_config
+
+
+def test_the_readme_has_at_most_nine_hundred_words():
+  text = (ROOT / 'README.md').read_text('utf-8')
+  assert len(re.sub('[|*`#<>-]', ' ', text).split()) <= 900
+
+
+def test_the_links_of_the_readme_lead_to_files():
+  text = (ROOT / 'README.md').read_text('utf-8')
+  links = re.findall(r'\]\(([^)#]+)', text)
+  for link in links:
+    assert link.startswith('https://') or (ROOT / link).is_file(), link
+
+
+def test_the_readme_links_to_every_page():
+  text = (ROOT / 'README.md').read_text('utf-8')
+  pages = {path.name for path in (ROOT / 'docs').glob('*.md')}
+  linked = set(re.findall(r'\(docs/([\w.]+\.md)', text))
+  assert linked == pages - {'index.md'}
+
+
+# What a browser loads with a page; a link is only followed by a reader.
+_LOADED = {'script': 'src', 'img': 'src', 'iframe': 'src', 'link': 'href'}
+
+
+class _Loads(HTMLParser):
+  """Collects the addresses that a page loads."""
+
+  def __init__(self):
+    super().__init__()
+    self.addresses = []
+
+  def handle_starttag(self, tag, attrs):
+    attributes = dict(attrs)
+    if tag == 'link' and attributes.get('rel') == 'canonical':
+      return
+    if address := attributes.get(_LOADED.get(tag, '')):
+      self.addresses.append(address)
+
+
+@pytest.mark.extended
+def test_the_site_builds_and_loads_nothing_from_afar(tmp_path):
+  subprocess.run(
+    [sys.executable, '-m', 'mkdocs', 'build', '--site-dir', tmp_path],
+    cwd=ROOT,
+    env=os.environ | {'PYTHONPATH': str(ROOT), 'NO_MKDOCS_2_WARNING': '1'},
+    check=True,
+  )
+  pages = sorted(tmp_path.glob('*.html'))
+  assert tmp_path / 'options.html' in pages
+  for page in pages:
+    loads = _Loads()
+    loads.feed(page.read_text('utf-8'))
+    assert loads.addresses
+    for address in loads.addresses:
+      assert not re.match(r'(https?:)?//', address), f'{page.name}: {address}'
+
+
+def _blocks() -> list[str]:
+  """The Python files of the tutorial, in order."""
+  text = (ROOT / 'docs' / 'tutorial.md').read_text('utf-8')
+  return re.findall(r'```python\n(.*?)```', text, re.S)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """An empty folder to work in."""
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def test_the_corpus_is_parallel(folder):
+  writer, _ = _blocks()
+  exec(writer.replace('50_000', '50'), {})
+  lines = {
+    path.name: path.read_text('utf-8').splitlines()
+    for path in folder.glob('corpus/*')
+  }
+  assert {name: len(text) for name, text in lines.items()} == {
+    f'{split}.{language}': pairs
+    for split, pairs in (('train', 50), ('valid', 500), ('test', 500))
+    for language in ('en', 'fr')
+  }
+  assert lines['train.en'] != lines['train.fr']
+
+
+def test_the_config_names_these_files(folder):
+  _, config = _blocks()
+  (folder / 'mine.py').write_text(config, 'utf-8')
+  data = load_config('mine.py').data
+  assert data.train == ('corpus/train.{lang}',)
+  assert (data.source_language, data.target_language) == ('en', 'fr')
+
+
+_NOTEBOOK = ROOT / 'docs' / 'tutorial.ipynb'
+_SHORTER = {
+  "'name': 'mine'": "'name': 'mine', 'data.batch.shapes': 1, 'model.width': 32",
+  'STEPS = 400': 'STEPS = 4',
+  'PAIRS = 50_000': 'PAIRS = 6_000',
+  "('valid', 500), ('test', 200)": "('valid', 20), ('test', 20)",
+}
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings('default')
+def test_every_cell_runs(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  cells = json.loads(_NOTEBOOK.read_text())['cells']
+  code = '\n'.join(
+    ''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code'
+  )
+  for long, short in _SHORTER.items():
+    assert long in code
+    code = code.replace(long, short)
+  exec(compile(code, str(_NOTEBOOK), 'exec'), {})
+  out = capsys.readouterr().out
+  assert "got 'hop'; did you mean 'hops'?" in out
+  assert 'fused: BLEU = ' in out
+  assert 'log p = -' in out
