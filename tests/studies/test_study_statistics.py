@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fusion_jax.evaluation.significance import Pooled, holm, paired_losses
-from fusion_jax.study.statistics import Metric, _differences, cannot_tell
+from fusion_jax.studies.statistics import Metric, _differences, cannot_tell
 
 _VALUES = {
   'plain': {0: 30.0, 1: 30.2},

@@ -13,17 +13,19 @@ import jinja2
 from fusion_jax import figures
 from fusion_jax.evaluation import buckets
 from fusion_jax.files import write_whole
-from fusion_jax.study import statistics as numbers
-from fusion_jax.study.carry_out import Folder
-from fusion_jax.study.plan import Study, deviations
-from fusion_jax.study.statistics import Metric, Row
-from fusion_jax.tables import table
+from fusion_jax.studies import statistics as numbers
+from fusion_jax.studies.carry_out import Folder
+from fusion_jax.studies.plan import Study, deviations
+from fusion_jax.studies.statistics import Metric, Row
+from fusion_jax.tables import Format, table
 
 _HERE = Path(__file__).parent
 _NONE = '–'
 # Buckets with fewer lines say nothing.
 _FEW = 30
 _BUCKETS = 5
+# Tables as files, by the ends of their names.
+_FORMS: dict[str, Format] = {'csv': 'csv', 'tex': 'latex'}
 # A difference is clear below this p.
 _CLEAR = 0.05
 
@@ -33,7 +35,7 @@ def write(study: Study, folder: Folder) -> Path:
   rows = numbers.rows(study, folder)
   metrics = numbers.metrics(study, [row for row in rows if row.result])
   header, lines = summary(study, rows, metrics)
-  for form, suffix in (('csv', 'csv'), ('latex', 'tex')):
+  for suffix, form in _FORMS.items():
     text = table(form, header, lines, numeric=True)
     write_whole(folder.workdir / f'study.{suffix}', f'{text}\n'.encode())
   records = json.dumps([row.record for row in rows], indent=1)
@@ -213,12 +215,12 @@ def _lengths(
   study: Study, done: Sequence[Row], test: str, folder: Folder
 ) -> figures.Figure:
   """Draw BLEU by source length of the first seed; few lines are grey."""
-  from fusion_jax.data.corpora import read_pairs
+  from fusion_jax.data.corpora import open_corpus
   from fusion_jax.evaluation.sentence_statistics import statistics_of
-  from fusion_jax.languages import words_of
+  from fusion_jax.metrics import words_of
 
   config = done[0].run.config
-  pairs = read_pairs(test, config.data)
+  pairs = open_corpus(test, config.data).read()
   sources, references = zip(*pairs, strict=True)
   words = words_of(config.data.target_language, config.decoding.bleu_tokenizer)
   first = [x for x in done if x.run.seed == done[0].run.seed]

@@ -6,7 +6,7 @@ from benchmarks.schemes import schemes
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import InputError
-from fusion_jax.study import plan
+from fusion_jax.studies import plan
 
 _TINY = {
   'data.tokenizer.vocabulary_size': 100,

@@ -14,9 +14,9 @@ from fusion_jax.evaluation.significance import (
   paired_test,
   welch,
 )
-from fusion_jax.languages import words_of
-from fusion_jax.study.carry_out import Folder, file_name
-from fusion_jax.study.plan import Run, Study
+from fusion_jax.metrics import words_of
+from fusion_jax.studies.carry_out import Folder, file_name
+from fusion_jax.studies.plan import Run, Study
 
 # Of the bootstrap.
 _SAMPLES = 1_000
@@ -207,11 +207,11 @@ def _bootstrap(
   study: Study, test: str, runs: tuple[Run, Run], folder: Folder
 ) -> float:
   """Return p of sacreBLEU's paired bootstrap."""
-  from fusion_jax.data.corpora import read_pairs
+  from fusion_jax.data.corpora import open_corpus
 
   config = runs[0].config
   words = words_of(config.data.target_language, config.decoding.bleu_tokenizer)
-  references = [target for _, target in read_pairs(test, config.data)]
+  references = [target for _, target in open_corpus(test, config.data).read()]
   lines = [folder.translations(run, test) for run in runs]
   counted = statistics_of(lines, [references], words, names=('BLEU',))
   counts = {str(n): one['BLEU'] for n, one in enumerate(counted)}

@@ -1,7 +1,7 @@
 """The plan of a study as a table, with the time that it takes."""
 
-from fusion_jax.study.carry_out import Folder
-from fusion_jax.study.plan import Study, deviations, operations, parameters
+from fusion_jax.studies.carry_out import Folder
+from fusion_jax.studies.plan import Study, deviations, operations, parameters
 from fusion_jax.tables import table
 
 
@@ -42,7 +42,7 @@ def plan_table(study: Study, folder: Folder) -> str:
 
 def _seconds_an_operation(study: Study, folder: Folder) -> float:
   """Return seconds of an update over its multiply-adds, from finished runs."""
-  for run in study.runs:
+  for run in (*study.runs, study.timing):
     if result := folder.result(run):
       return result['seconds_an_update'] / result['operations']
   return 0.0

@@ -65,23 +65,25 @@ def main(argv: list[str]) -> None:
   """Carry out what is left of a study and write its page."""
   arguments = parse_arguments(argv, _parser())
   start_logging()
-  from fusion_jax.study import page, plan, report, workers
-  from fusion_jax.study.carry_out import Folder
+  from fusion_jax.studies import page, plan, report, workers
+  from fusion_jax.studies.carry_out import Folder
 
   study = plan.read(arguments.file.absolute())
   folder = Folder(arguments.workdir)
   for name in folder.strangers(study):
     logger.warning('%s is not of this study file and is left out', name)
-  if arguments.plan:
-    print(report.plan_table(study, folder))
-    return
   if arguments.page:
     print(page.write(study, folder))
     return
-  sharing = workers.Sharing(arguments.jobs, *arguments.only, arguments.nice)
+  part, parts = arguments.only
+  sharing = workers.Sharing(arguments.jobs, part, parts, arguments.nice)
   team = workers.Workers(study, folder, sharing)
   signal.signal(signal.SIGTERM, lambda *_: team.stop())
   try:
+    if arguments.plan:
+      team.time()
+      print(report.plan_table(study, folder))
+      return
     team.carry_out(lambda run: page.write(study, folder))
   except KeyboardInterrupt:
     team.stop()

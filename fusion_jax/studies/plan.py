@@ -43,11 +43,13 @@ from fusion_jax.config.serialization import flatten
 from fusion_jax.config.user_code import run_user_dir
 from fusion_jax.data import corpora
 from fusion_jax.errors import InputError
-from fusion_jax.json_files import as_type
+from fusion_jax.files import as_type
 
 # What a plain model may have in common with another contestant.
 Equal = Literal['parameters', 'operations', 'updates', 'seconds']
 _SIZES = 'parameters', 'operations'
+# Updates of the run that tells how long the others take.
+_TIMED = 40
 # Where a run is trained and how it is named; nothing that alters it.
 _PLACES = 'name', 'data.root', 'data.prepared', 'training.init_from'
 
@@ -146,12 +148,21 @@ class Run(NamedTuple):
 
 
 class Study(NamedTuple):
-  """A study file with its runs; each is behind those that it needs."""
+  """A study file with its runs; each is behind those that it needs.
+
+  Attributes:
+    path: Where the file is.
+    file: Its content.
+    runs: The runs.
+    tests: Corpora to translate.
+    timing: A few updates of the baseline, which tell how long the runs take.
+  """
 
   path: Path
   file: StudyFile
   runs: tuple[Run, ...]
   tests: tuple[str, ...]
+  timing: Run
 
   @property
   def baseline(self) -> str:
@@ -193,7 +204,9 @@ class _Planner:
       for name in self._file.contestants
       for run in _with_needs(self.run(name, seed))
     }
-    return Study(self._path, self._file, tuple(runs), self._tests)
+    return Study(
+      self._path, self._file, tuple(runs), self._tests, self._timing()
+    )
 
   @functools.cache  # noqa: B019
   def run(self, name: str, seed: int) -> Run:
@@ -202,7 +215,7 @@ class _Planner:
     config = changed(self.config(name), {'name': name, 'training.seed': seed})
     start, origin = self._start(contestant, seed)
     trials = tuple(self._trials(name, config, contestant))
-    timed = ()
+    timed: tuple[Run, ...] = ()
     if like := contestant.match.get('seconds'):
       plain = next(iter(self._file.contestants))
       timed = self.run(plain, seed), self.run(like, seed)
@@ -232,6 +245,12 @@ class _Planner:
         config = matched(config, self.config(like), equal)
     return config
 
+  def _timing(self) -> Run:
+    name, seed = next(iter(self._file.contestants)), self._file.seeds[0]
+    config = changed(self.config(name), _short(seed, _TIMED))
+    choice = (('training.steps', _TIMED),)
+    return Run(name, config, _digest(config, ()), choice=choice)
+
   def _contestant(self, name: str) -> Contestant:
     if name not in self._file.contestants:
       known = ', '.join(self._file.contestants)
@@ -255,13 +274,8 @@ class _Planner:
     """Yield a short run of the first seed for each choice."""
     if not contestant.choose:
       return
-    seed, steps = self._file.seeds[0], self._file.choice_steps
-    short = {
-      'training.seed': seed,
-      'training.steps': steps,
-      'training.validate_every': steps,
-      'training.save_every': steps,
-    }
+    seed = self._file.seeds[0]
+    short = _short(seed, self._file.choice_steps)
     start, origin = self._start(contestant, seed)
     for values in itertools.product(*contestant.choose.values()):
       choice = tuple(zip(contestant.choose, values, strict=True))
@@ -272,6 +286,17 @@ class _Planner:
       altered = [contestant.start, start.digest if start else '']
       digest = _digest(tried, altered)
       yield Run(name, tried, digest, start, choice=choice, origin=origin)
+
+
+def _short(seed: int, steps: int) -> Row:
+  """Return the fields of a short run, which logs its speed after the start."""
+  every = ('steps', 'validate_every', 'save_every')
+  fields = {f'training.{name}': steps for name in every}
+  return {
+    'training.seed': seed,
+    'training.log_every': max(1, steps // 2),
+    **fields,
+  }
 
 
 def _with_needs(run: Run) -> Iterator[Run]:
@@ -355,7 +380,8 @@ def matched(
 def deviations(study: Study, name: str) -> dict[str, float]:
   """Return how far a contestant is from what it matches, as a share."""
   configs = {run.contestant: run.config for run in study.runs}
-  config, counts = configs[name], {}
+  config = configs[name]
+  counts: dict[str, float] = {}
   for equal, like in study.file.contestants[name].match.items():
     if equal in _SIZES:
       count = parameters if equal == 'parameters' else operations

@@ -1,13 +1,15 @@
 """Runs of a study in processes: order, failures, parts and locks."""
 
+import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from fusion_jax.study import plan, workers
-from fusion_jax.study.carry_out import BUSY, Folder, held
-from fusion_jax.study.workers import Sharing, Workers
+from fusion_jax.studies import plan, workers
+from fusion_jax.studies.carry_out import BUSY, Folder, held
+from fusion_jax.studies.workers import Sharing, Workers
 
 _STUDY = """
 config = "quickstart"
@@ -21,7 +23,7 @@ start = "plain"
 # In place of a training: waits a little and is done, or fails by its name.
 _WORKER = """
 import json, pathlib, sys, time
-from fusion_jax.study.carry_out import BUSY, held
+from fusion_jax.studies.carry_out import BUSY, held
 folder = pathlib.Path(sys.argv[3]) / 'runs' / sys.argv[1]
 with held(folder) as mine:
   if not mine:
@@ -111,3 +113,35 @@ def test_a_lock_is_held_once(tmp_path):
   with held(tmp_path / 'run') as mine:
     assert mine
   assert BUSY not in (0, 1, 2)
+
+
+def test_what_a_killed_command_has_done_is_not_repeated(tmp_path, study, team):
+  del team  # It has made the worker and its folder.
+  work = tmp_path / 'work'
+  command = f"""
+import sys
+from pathlib import Path
+from fusion_jax.studies import plan, workers
+from fusion_jax.studies.carry_out import Folder
+workers.COMMAND = sys.executable, {str(tmp_path / 'worker.py')!r}
+study, folder = plan.read(Path({str(study.path)!r})), Path({str(work)!r})
+team = workers.Workers(study, Folder(folder), workers.Sharing(2))
+team.carry_out(lambda run: None)
+"""
+  killed = subprocess.Popen([sys.executable, '-c', command])
+  while not (work / 'order.txt').exists():
+    assert killed.poll() is None
+    time.sleep(0.05)
+  killed.kill()
+  killed.wait()
+  subprocess.run([sys.executable, '-c', command], check=True, timeout=120)
+  assert sorted(_done(tmp_path)) == sorted(run.name for run in study.runs)
+
+
+def test_a_few_updates_tell_the_hours_unless_a_run_does(tmp_path, study, team):
+  team().time()
+  assert _done(tmp_path) == [study.timing.name]
+  team().time()
+  assert len(_done(tmp_path)) == 1
+  assert study.timing.config.training.steps == 40
+  assert study.timing.name.startswith('plain/trial-0-')

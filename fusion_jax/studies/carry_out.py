@@ -6,7 +6,6 @@ commands share a study.
 """
 
 import contextlib
-import dataclasses
 import datetime
 import gzip
 import importlib.metadata
@@ -24,12 +23,11 @@ import numpy as np
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.config.serialization import to_dict
-from fusion_jax.data.corpora import read_pairs
-from fusion_jax.files import write_whole
-from fusion_jax.json_files import read_json
+from fusion_jax.data.corpora import open_corpus
+from fusion_jax.files import read_json, write_whole
 from fusion_jax.runs.directory import read_metrics
 from fusion_jax.startup import one_line_errors, run_program, start_logging
-from fusion_jax.study.plan import Run, Study, operations, parameters, read
+from fusion_jax.studies.plan import Run, Study, operations, parameters, read
 
 logger = logging.getLogger(__name__)
 
@@ -130,15 +128,13 @@ def _tests(
 
   numbers, losses = {}, {}
   for test in study.tests:
-    sources, references = zip(*read_pairs(test, config.data), strict=True)
+    pairs = open_corpus(test, config.data).read()
+    sources, references = zip(*pairs, strict=True)
     begin = time.monotonic()
     lines = model.translate(sources)
     seconds = time.monotonic() - begin
     scores = corpus_scores(lines, references, config.data.target_language)
-    of_test = dataclasses.asdict(scores) | {
-      'lines': len(lines),
-      'seconds': seconds,
-    }
+    of_test = scores._asdict() | {'lines': len(lines), 'seconds': seconds}
     del of_test['report']
     scored = model.score(sources, references, max_source_length=_LONGEST)
     losses[test] = np.array(
@@ -157,7 +153,7 @@ def _tests(
     text = ''.join(f'{line}\n' for line in lines).encode()
     packed = gzip.compress(text, mtime=0)
     write_whole(place / f'{file_name(test)}.txt.gz', packed)
-  np.savez_compressed(place / 'losses.npz', **losses)
+  np.savez_compressed(place / 'losses.npz', allow_pickle=False, **losses)
   return numbers
 
 
@@ -172,11 +168,20 @@ def _of_training(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
     'parameters': parameters(config),
     'operations': operations(config),
     'validation_nll': valid[-1]['loss'],
-    'seconds_an_update': train[-1]['seconds'] / train[-1]['step'],
+    'seconds_an_update': _seconds_an_update(train),
     'curve': [[row['step'], row['loss']] for row in valid],
     'fusion': {k: v for k, v in fusion.items() if k not in ('kind', 'step')},
     'config': to_dict(config),
   }
+
+
+def _seconds_an_update(train: list[dict[str, Any]]) -> float:
+  """Return the time of an update after the first row, in which XLA compiles."""
+  first, last = train[0], train[-1]
+  if len(train) == 1:
+    return last['seconds'] / last['step']
+  seconds = last['seconds'] - first['seconds']
+  return seconds / (last['step'] - first['step'])
 
 
 def circumstances() -> dict[str, Any]:
@@ -213,7 +218,8 @@ def main(argv: list[str]) -> int:
   """Carry out one run: its name, the study file, the folder of the study."""
   name, path, workdir = argv
   study, folder = read(Path(path)), Folder(Path(workdir))
-  (run,) = (run for run in study.runs if run.name == name)
+  runs = (study.timing, *study.runs)
+  run = next(run for run in runs if run.name == name)
   start_logging()
   with held(folder.of(run)) as mine:
     if not mine:

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fusion_jax.files import write_whole
-from fusion_jax.study.carry_out import BUSY, Folder
-from fusion_jax.study.plan import Run, Study
+from fusion_jax.studies.carry_out import BUSY, Folder
+from fusion_jax.studies.plan import Run, Study
 
 # Carries out one run.
-COMMAND = sys.executable, '-m', 'fusion_jax.study.carry_out'
+COMMAND = sys.executable, '-m', 'fusion_jax.studies.carry_out'
 # Seconds between two looks at what others do.
 _LOOK = 1.0
 # Exit codes of a run that was stopped.
@@ -70,6 +70,12 @@ class Workers:
             self.stopped.wait(_LOOK)
           on_result(run)
 
+  def time(self) -> None:
+    """Do a few updates, unless a finished run tells how long they take."""
+    runs = (*self._study.runs, self._study.timing)
+    if not any(map(self._folder.is_finished, runs)):
+      self._work(self._study.timing)
+
   def stop(self) -> None:
     """Ask all processes to save and end."""
     self.stopped.set()
@@ -119,7 +125,8 @@ class Workers:
 
   @contextlib.contextmanager
   def _process(self, run: Run, place: int) -> Iterator[subprocess.Popen]:
-    command = [*COMMAND, run.name, self._study.path, self._folder.workdir]
+    places = str(self._study.path), str(self._folder.workdir)
+    command = [*COMMAND, run.name, *places]
     process = subprocess.Popen(
       command,
       stderr=subprocess.PIPE,

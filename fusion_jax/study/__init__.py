@@ -1,1 +1,0 @@
-"""Studies: the same comparison of schemes, over seeds, from one file."""
