@@ -17,6 +17,9 @@
     choose = { "optimizer.fusion_rate" = [0.1, 1.0] }
     fields.model.encoder.fusion = "hierarchical"
 
+A file that is `like` another has what that has, but for what it says itself;
+it may `take` some of the other's contestants only.
+
 Nothing here trains: sizes and operations are those of shapes.
 """
 
@@ -37,7 +40,7 @@ from pydantic import Field
 from fusion_jax.bounds import Positive
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.flags import load_config
-from fusion_jax.config.fusion import SIDES
+from fusion_jax.config.fusion import SIDES, SideConfig
 from fusion_jax.config.presets import Row, changed
 from fusion_jax.config.serialization import flatten
 from fusion_jax.config.user_code import run_user_dir
@@ -61,18 +64,18 @@ class Contestant:
   Attributes:
     fields: What it changes in the config of the study.
     start: Contestant or run directory whose parameters it starts from; '': it
-      is trained from scratch.
+      is trained from scratch. None: the study's.
     match: What a plain model shall have as much of as which contestant.
     choose: Values of fields, of which short runs choose the best by the
-      validation loss.
+      validation loss. None: the study's.
   """
 
   __pydantic_config__ = pydantic.ConfigDict(extra='forbid')
 
   fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-  start: str = ''
+  start: str | None = None
   match: dict[Equal, str] = dataclasses.field(default_factory=dict)
-  choose: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+  choose: dict[str, list[Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +88,8 @@ class StudyFile:
     seeds: Values of training.seed.
     tests: Corpora to translate, as in `data.test`.
     fields: What all contestants change in the config.
+    start, choose: Of the contestants that say nothing else, and that no other
+      starts from.
     average: Number of last checkpoints whose mean translates.
     choice_steps: Updates of the runs that choose.
     comet: COMET model that scores too; '': none.
@@ -100,6 +105,8 @@ class StudyFile:
   )
   tests: list[str] = dataclasses.field(default_factory=list)
   fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+  start: str = ''
+  choose: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
   average: Positive = 1
   choice_steps: Positive = 200
   comet: str = ''
@@ -171,19 +178,46 @@ class Study(NamedTuple):
 
 def read(path: Path) -> Study:
   """Read a study file and check every config that it makes."""
-  try:
-    table = tomllib.loads(path.read_text(encoding='utf-8'))
-  except OSError as error:
-    raise InputError(f'{path}: cannot be read ({error.strerror})') from None
-  except ValueError as error:
-    raise InputError(f'{path}: not TOML: {error}') from None
-  file = as_type(table, StudyFile, str(path))
+  file = as_type(_table(path, ()), StudyFile, str(path))
   if file.user_dir:
     run_user_dir(str(path.parent / file.user_dir))
   try:
     return _Planner(path, file).study()
   except InputError as error:
     raise InputError(f'{path}: {error}') from None
+
+
+def _table(path: Path, readers: Sequence[Path]) -> dict[str, Any]:
+  """Read a file over the one that it is like."""
+  if path in readers:
+    raise InputError(f'{path}: it is like itself')
+  try:
+    table = tomllib.loads(path.read_text(encoding='utf-8'))
+  except OSError as error:
+    raise InputError(f'{path}: cannot be read ({error.strerror})') from None
+  except ValueError as error:
+    raise InputError(f'{path}: not TOML: {error}') from None
+  like, taken = (table.pop(name, None) for name in ('like', 'take'))
+  if like is None:
+    return table
+  below = _table(path.parent / str(like), (*readers, path))
+  contestants = below.get('contestants')
+  if taken is not None and isinstance(contestants, dict):
+    for name in as_type(taken, list[str], f'{path}: take'):
+      if name not in contestants:
+        raise InputError(f'{path}: take: {like} has no contestant {name!r}')
+    below['contestants'] = {name: contestants[name] for name in taken}
+  return _merged(below, table)
+
+
+def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> Row:
+  """Return nested tables with the entries of another over them."""
+  result = dict(below)
+  for name, value in over.items():
+    before = result.get(name)
+    both = isinstance(value, Mapping) and isinstance(before, Mapping)
+    result[name] = _merged(before, value) if both else value
+  return result
 
 
 class _Planner:
@@ -232,7 +266,7 @@ class _Planner:
     try:
       config = changed(self._base, _dotted(contestant.fields))
       if contestant.start:
-        config = changed(config, _as_the_plain_model(config))
+        config = changed(config, as_the_plain_model(config))
     except InputError as error:
       raise InputError(f'contestants.{name}: {error}') from None
     for equal, like in contestant.match.items():
@@ -247,7 +281,9 @@ class _Planner:
 
   def _timing(self) -> Run:
     name, seed = next(iter(self._file.contestants)), self._file.seeds[0]
-    config = changed(self.config(name), _short(seed, _TIMED))
+    # A warm-up may be longer, and no schedule alters the time of an update.
+    rate = {'optimizer.schedule': 'constant'}
+    config = changed(self.config(name), _short(seed, _TIMED) | rate)
     choice = (('training.steps', _TIMED),)
     return Run(name, config, _digest(config, ()), choice=choice)
 
@@ -255,11 +291,24 @@ class _Planner:
     if name not in self._file.contestants:
       known = ', '.join(self._file.contestants)
       raise InputError(f'no contestant {name!r}; there are {known}')
-    return self._file.contestants[name]
+    contestant = self._file.contestants[name]
+    start, choose = self._file.start, self._file.choose
+    others = {other.start for other in self._file.contestants.values()}
+    if name in (start, *others):
+      start, choose = '', {}
+    if contestant.start is not None:
+      start = contestant.start
+    if contestant.choose is not None:
+      choose = contestant.choose
+    return dataclasses.replace(contestant, start=start, choose=choose)
 
   def _start(self, contestant: Contestant, seed: int) -> tuple[Run | None, str]:
     """Return the run of the study that it starts from, or a run directory."""
-    start = contestant.start
+    start = before = contestant.start or ''
+    while before in self._file.contestants:
+      before = self._contestant(before).start or ''
+      if before == start:
+        raise InputError(f'start: {start!r} would start from itself')
     if start in self._file.contestants:
       return self.run(start, seed), ''
     if start and not Path(start, 'config.json').is_file():
@@ -317,14 +366,13 @@ def _dotted(table: Mapping[str, Any], prefix: str = '') -> Row:
   return row
 
 
-def _as_the_plain_model(config: ExperimentConfig) -> Row:
+def as_the_plain_model(config: ExperimentConfig) -> Row:
   """Return what makes fusions start as the model that they start from."""
-  fused = (
-    side
+  return {
+    f'model.{side}.start': 'baseline'
     for side in SIDES
-    if config.model.side(side).scheme or config.model.side(side).source
-  )
-  return {f'model.{side}.start': 'baseline' for side in fused}
+    if config.model.side(side) != SideConfig()
+  }
 
 
 def _digest(config: ExperimentConfig, others: Sequence[Any]) -> str:

@@ -1,8 +1,10 @@
 """Study files: the runs that they ask for, and what is wrong with them."""
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.schemes import schemes
+from benchmarks.schemes import ONLY_FROM_SCRATCH, norms_of, schemes
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import InputError
@@ -26,6 +28,7 @@ fields.model.encoder.fusion = "none"
 fields.model.decoder.fusion = "none"
 [contestants.plain]
 """
+_STUDIES = Path(__file__).parents[2] / 'studies'
 _FUSED = """
 [contestants.fused]
 start = "plain"
@@ -101,6 +104,10 @@ def test_a_digest_is_of_what_alters_a_run(study):
     ('config = "quickstart"', 'contestants: '),
     ('contests = 3\n' + _HEAD, 'contests: '),
     (_HEAD + '[contestants.plain]', 'not TOML: '),
+    ('like = "study.toml"', 'like itself'),
+    ('like = "no_study.toml"', 'no_study.toml: cannot be read'),
+    ('start = "x"\n' + _HEAD, "'x' is no contestant"),
+    (_HEAD + '[contestants.x]\nstart = "x"', 'from itself'),
     (_HEAD + '[contestants.x]\nmatch = { parameters = "y" }', "contestant 'y'"),
     (_HEAD + '[contestants.x]\nmatch = { size = "plain" }', 'match'),
     (_HEAD + '[contestants.x]\nmatch = { updates = "x" }', 'matches nothing'),
@@ -127,3 +134,63 @@ def test_a_wrong_file_is_one_line(study, text, said):
   assert 'study.toml' in str(caught.value)
   assert said in str(caught.value)
   assert '\n' not in str(caught.value)
+
+
+def _names(path, norm):
+  """Return the schemes that a file of studies/ has to have."""
+  continued = 'continued' in path.stem
+  return {
+    name
+    for name, scheme in schemes(6).items()
+    if norm in norms_of(scheme.row)
+    and not (continued and name in ONLY_FROM_SCRATCH)
+    and not (norm == 'post' and scheme.row.get('model.norm', norm) != norm)
+  } - {'none'}
+
+
+@pytest.mark.parametrize(
+  'path', sorted(_STUDIES.glob('*.toml')), ids=lambda path: path.stem
+)
+def test_the_studies_have_every_scheme(path, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  table = plan._table(path, ())
+  for test in table['tests']:
+    for language in ('de', 'en', 'ja'):
+      file = Path(table['fields']['data']['root'], test.format(lang=language))
+      file.parent.mkdir(parents=True, exist_ok=True)
+      file.touch()
+  study = plan.read(path)
+  configs = {run.contestant: run.config for run in study.runs}
+  assert study.baseline == 'plain'
+  plain = configs['plain']
+  names = _names(path, plain.model.norm)
+  if path.stem != 'multi30k_post_continued':
+    assert names <= configs.keys()
+  tuned = {run.contestant for run in study.runs if run.trials}
+  for name in names & configs.keys():
+    row = schemes(6)[name].row
+    made = changed(plain, {'name': name} | row)
+    if 'continued' in path.stem:
+      made = changed(made, plan.as_the_plain_model(made))
+      is_larger = plan.parameters(changed(plain, row)) > plan.parameters(plain)
+      assert (name in tuned) == is_larger
+    assert configs[name] == changed(made, {'training.seed': 2})
+
+
+def test_a_file_takes_contestants_of_the_one_that_it_is_like(study, tmp_path):
+  (tmp_path / 'first.toml').write_text(_HEAD + _FUSED + '[contestants.other]')
+  made = study(
+    'like = "first.toml"\ntake = ["plain", "fused"]\nseeds = [5]\n'
+    'start = "begin"\nchoose = { "optimizer.peak" = [0.1] }\n'
+    'fields.model.width = 32\n'
+    'contestants.fused.fields.model.decoder.fusion = "linear"\n'
+    'contestants.begin = {}\ncontestants.more = {}'
+  )
+  plain, fused, begin, more = (run for run in made.runs if not run.choice)
+  assert (plain.start, fused.start, more.start) == (None, plain, begin)
+  assert not (begin.start or begin.trials or plain.trials)
+  assert fused.trials
+  assert more.trials
+  sides = fused.config.model.encoder, fused.config.model.decoder
+  assert [side.fusion for side in sides] == ['dlcl', 'linear']
+  assert fused.config.model.width == 32
