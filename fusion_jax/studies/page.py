@@ -20,14 +20,12 @@ from fusion_jax.studies.statistics import Metric, Row
 from fusion_jax.tables import Format, table
 
 _HERE = Path(__file__).parent
-_NONE = '–'
+NONE = '–'
 # Buckets with fewer lines say nothing.
 _FEW = 30
 _BUCKETS = 5
 # Tables as files, by the ends of their names.
 _FORMS: dict[str, Format] = {'csv': 'csv', 'tex': 'latex'}
-# A difference is clear below this p.
-_CLEAR = 0.05
 
 
 def write(study: Study, folder: Folder) -> Path:
@@ -73,14 +71,14 @@ def summary(
     done = [x.result for x in rows if x.run.contestant == name and x.result]
     line = [f'`{name}`', str(len(done)), *_costs(done)]
     for metric in metrics:
-      line += _cells(metric, name)
+      line += cells(metric, name)
     lines.append(line)
   return header, lines
 
 
 def _costs(results: Sequence[Mapping[str, Any]]) -> list[str]:
   if not results:
-    return [_NONE] * 5
+    return [NONE] * 5
   first = results[0]
   seconds = statistics.median(x['seconds_an_update'] for x in results)
   speeds = [
@@ -93,31 +91,33 @@ def _costs(results: Sequence[Mapping[str, Any]]) -> list[str]:
     f'{first["operations"]:,}',
     f'{first["updates"]:,}',
     f'{seconds:.3f}',
-    f'{statistics.median(speeds):.1f}' if speeds else _NONE,
+    f'{statistics.median(speeds):.1f}' if speeds else NONE,
   ]
 
 
-def _cells(metric: Metric, name: str) -> list[str]:
+def cells(metric: Metric, name: str) -> list[str]:
+  """Return mean ± deviation, difference, p and p by Holm of a contestant."""
   values = list(metric.values.get(name, {}).values())
   if not values:
-    return [_NONE] * 4
+    return [NONE] * 4
   shown = f'{statistics.fmean(values):.{metric.digits}f}'
   if len(values) > 1:
     shown += f' ± {statistics.stdev(values):.{metric.digits}f}'
   one = metric.differences.get(name)
   if one is None:
-    return [shown, _NONE, _NONE, _NONE]
-  return [
-    shown,
-    f'{one.mean:+.{metric.digits}f}',
-    _p(one.p_value),
-    _p(one.holm),
-  ]
+    return [shown, NONE, NONE, NONE]
+  difference = signed(one.mean, metric.digits)
+  return [shown, difference, p_value(one.p_value), p_value(one.holm)]
 
 
-def _p(value: float | None) -> str:
+def signed(value: float, digits: int) -> str:
+  """Return a difference with its sign; what rounds to 0 is +0."""
+  return f'{round(value, digits) + 0.0:+.{digits}f}'
+
+
+def p_value(value: float | None) -> str:
   if value is None:
-    return _NONE
+    return NONE
   return '<0.001' if value < 0.001 else f'{value:.3f}'
 
 
@@ -127,9 +127,9 @@ def _tests_table(metric: Metric) -> dict[str, Any]:
     [
       f'`{name}`',
       ', '.join(map(str, one.seeds)),
-      f'{one.mean:+.{metric.digits}f}',
-      f'± {one.interval:.{metric.digits}f}' if one.interval else _NONE,
-      *map(_p, (one.p_value, one.holm, one.welch)),
+      signed(one.mean, metric.digits),
+      f'± {one.interval:.{metric.digits}f}' if one.interval else NONE,
+      *map(p_value, (one.p_value, one.holm, one.welch)),
     ]
     for name, one in metric.differences.items()
   ]
@@ -171,24 +171,29 @@ def _svg(figure: figures.Figure) -> str:
 
 def forest(metric: Metric) -> figures.Figure:
   """Draw each difference with its interval, the best on top."""
+  size = (6.4, 1.2 + 0.3 * len(metric.differences))
+  figure, (axes,) = figures.panels(1, 1, size)
+  draw_differences(axes, metric)
+  axes.set_xlabel(f'{metric.name}: difference (seeds), 95 % interval')
+  return figure
+
+
+def draw_differences(axes: figures.Axes, metric: Metric) -> None:
+  """Draw the differences of a metric; those that are clear have a colour."""
   ordered = sorted(
     metric.differences.items(),
     key=lambda item: item[1].mean,
     reverse=metric.is_loss,
   )
-  figure, (axes,) = figures.panels(1, 1, (6.4, 1.2 + 0.3 * len(ordered)))
+  colours = {0: '#888888', 1: figures.COLOURS[0], -1: figures.COLOURS[1]}
   for height, (_, one) in enumerate(ordered):
-    clear = one.p_value is not None and one.p_value < _CLEAR
-    gain = (one.mean < 0) == metric.is_loss
-    colour = figures.COLOURS[0 if gain else 1] if clear else '#888888'
+    colour = colours[metric.gain(one)]
     axes.errorbar(
       one.mean, height, xerr=one.interval, fmt='o', color=colour, capsize=2
     )
   labels = [f'{name} ({len(one.seeds)})' for name, one in ordered]
   axes.set_yticks(range(len(ordered)), labels)
   axes.axvline(0, color='#888888', linewidth=0.8)
-  axes.set_xlabel(f'{metric.name}: difference (seeds), 95 % interval')
-  return figure
 
 
 def _curves(rows: Sequence[Row]) -> figures.Figure:
@@ -254,7 +259,7 @@ def _learned(rows: Sequence[Row]):
   for name, seeds in by_name.items():
     keys = dict.fromkeys(key for of_seed in seeds.values() for key in of_seed)
     lines = [
-      [key, *(f'{x[key]:.3f}' if key in x else _NONE for x in seeds.values())]
+      [key, *(f'{x[key]:.3f}' if key in x else NONE for x in seeds.values())]
       for key in keys
     ]
     yield name, [''] + [f'seed {seed}' for seed in seeds], lines

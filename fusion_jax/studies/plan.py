@@ -215,8 +215,10 @@ def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> Row:
   result = dict(below)
   for name, value in over.items():
     before = result.get(name)
-    both = isinstance(value, Mapping) and isinstance(before, Mapping)
-    result[name] = _merged(before, value) if both else value
+    if isinstance(value, Mapping) and isinstance(before, Mapping):
+      result[name] = _merged(before, value)
+    else:
+      result[name] = value
   return result
 
 

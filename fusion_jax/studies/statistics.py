@@ -1,7 +1,8 @@
 """What the finished runs of a study say: rows, differences and tests."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fusion_jax.evaluation.sentence_statistics import statistics_of
@@ -20,8 +21,14 @@ from fusion_jax.studies.plan import Run, Study
 
 # Of the bootstrap.
 _SAMPLES = 1_000
-# A number of a finished run.
+# A difference is clear below this p.
+_CLEAR = 0.05
+# The results of finished runs, and a number of each, by contestant and seed.
+Results = Mapping[str, Mapping[int, Mapping[str, Any]]]
+Values = Mapping[str, Mapping[int, float]]
 Number = Callable[[Mapping[str, Any]], float]
+# Scores of a test set by their keys in a result.
+SCORES = types.MappingProxyType({'bleu': 'BLEU', 'chrf': 'chrF2'})
 
 
 class Row(NamedTuple):
@@ -92,28 +99,55 @@ class Metric(NamedTuple):
   """
 
   name: str
-  values: Mapping[str, Mapping[int, float]]
+  values: Values
   pooled: Pooled | None
   differences: Mapping[str, Difference]
   digits: int
   is_loss: bool
 
+  def gain(self, difference: Difference) -> int:
+    """Return 1 for a clear gain, -1 for a clear loss, 0 for what is neither."""
+    if difference.p_value is None or difference.p_value >= _CLEAR:
+      return 0
+    return 1 if (difference.mean < 0) == self.is_loss else -1
+
 
 def metrics(study: Study, finished: Sequence[Row]) -> list[Metric]:
-  """Compare the contestants by loss, BLEU, chrF2 and, if asked for, COMET."""
-  names = {'bleu': 'BLEU', 'chrf': 'chrF2'}
-  if study.file.comet:
-    names['comet'] = 'COMET'
-  measured = [
-    _metric(study, finished, 'validation loss', _of('validation_nll'), 4, True)
-  ]
-  for key, name in names.items():
-    if len(study.tests) > 1:
-      mean = _mean_of(key)
-      measured.append(_metric(study, finished, f'{name}, mean', mean, 2, False))
+  """Compare the contestants of a study by what the page shows."""
+  results: dict[str, dict[int, Mapping[str, Any]]] = {}
+  for row in finished:
+    if row.result:
+      of_contestant = results.setdefault(row.run.contestant, {})
+      of_contestant[row.run.seed] = row.result
+  scores = dict(SCORES) | ({'comet': 'COMET'} if study.file.comet else {})
+  return compared(results, study.baseline, study.tests, scores)
+
+
+def compared(
+  results: Results,
+  baseline: str,
+  tests: Sequence[str],
+  scores: Mapping[str, str] = SCORES,
+  settings: Sequence[Results] = (),
+) -> list[Metric]:
+  """Compare contestants by loss and scores.
+
+  The seeds of all `settings`, if there are any, tell the deviation together.
+  """
+
+  def metric(name: str, number: Number, digits: int = 2) -> Metric:
+    values = _values(results, number)
+    pooled = _pooled(_values(x, number) for x in settings or [results])
+    made = differences(values, baseline, pooled)
+    is_loss = name == 'validation loss'
+    return Metric(name, values, pooled, made, digits, is_loss)
+
+  measured = [metric('validation loss', _of('validation_nll'), 4)]
+  for key, name in scores.items():
+    if len(tests) > 1:
+      measured.append(metric(f'{name}, mean', _mean_of(key)))
     measured += [
-      _metric(study, finished, f'{name}, {test}', _of('tests', test, key), 2)
-      for test in study.tests
+      metric(f'{name}, {test}', _of('tests', test, key)) for test in tests
     ]
   return measured
 
@@ -133,29 +167,24 @@ def _mean_of(key: str) -> Number:
   )
 
 
-def _metric(
-  study: Study,
-  finished: Sequence[Row],
-  name: str,
-  number: Number,
-  digits: int,
-  is_loss: bool = False,
-) -> Metric:
-  values: dict[str, dict[int, float]] = {}
-  for row in finished:
-    if row.result:
-      of_contestant = values.setdefault(row.run.contestant, {})
-      of_contestant[row.run.seed] = number(row.result)
-  pooled = Pooled.of([list(seeds.values()) for seeds in values.values()])
-  differences = _differences(values, study.baseline, pooled)
-  return Metric(name, values, pooled, differences, digits, is_loss)
+def _values(results: Results, number: Number) -> Values:
+  return {
+    name: {seed: number(result) for seed, result in seeds.items()}
+    for name, seeds in results.items()
+  }
 
 
-def _differences(
-  values: Mapping[str, Mapping[int, float]],
-  baseline: str,
-  pooled: Pooled | None,
+def _pooled(settings: Iterable[Values]) -> Pooled | None:
+  """Return the deviation over seeds of all contestants of some settings."""
+  return Pooled.of(
+    [list(seeds.values()) for values in settings for seeds in values.values()]
+  )
+
+
+def differences(
+  values: Values, baseline: str, pooled: Pooled | None
 ) -> dict[str, Difference]:
+  """Compare contestants with the baseline by a deviation over seeds."""
   plain = values.get(baseline, {})
   made = {}
   for name, of_seeds in values.items():

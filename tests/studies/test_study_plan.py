@@ -188,7 +188,8 @@ def test_a_file_takes_contestants_of_the_one_that_it_is_like(study, tmp_path):
   )
   plain, fused, begin, more = (run for run in made.runs if not run.choice)
   assert (plain.start, fused.start, more.start) == (None, plain, begin)
-  assert not (begin.start or begin.trials or plain.trials)
+  assert begin.start is None
+  assert not begin.trials + plain.trials
   assert fused.trials
   assert more.trials
   sides = fused.config.model.encoder, fused.config.model.decoder

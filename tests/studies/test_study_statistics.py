@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fusion_jax.evaluation.significance import Pooled, holm, paired_losses
-from fusion_jax.studies.statistics import Metric, _differences, cannot_tell
+from fusion_jax.studies.statistics import Metric, cannot_tell, differences
 
 _VALUES = {
   'plain': {0: 30.0, 1: 30.2},
@@ -16,11 +16,11 @@ _VALUES = {
 }
 
 
-def test_differences_over_seeds_that_both_have():
+def testdifferences_over_seeds_that_both_have():
   pooled = Pooled.of([list(seeds.values()) for seeds in _VALUES.values()])
   assert pooled.freedom == 2
   assert pooled.deviation == pytest.approx(math.sqrt((0.02 + 0.18) / 2))
-  made = _differences(_VALUES, 'plain', pooled)
+  made = differences(_VALUES, 'plain', pooled)
   assert list(made) == ['gtrans', 'dlcl']
   gtrans, dlcl = made.values()
   assert gtrans.mean == pytest.approx(1.2)
@@ -41,7 +41,7 @@ def test_differences_over_seeds_that_both_have():
 def test_one_seed_each_has_no_test():
   values = {name: {1: seeds[1]} for name, seeds in _VALUES.items()}
   assert Pooled.of([list(seeds.values()) for seeds in values.values()]) is None
-  made = _differences(values, 'plain', None)
+  made = differences(values, 'plain', None)
   assert made['gtrans'].p_value is made['gtrans'].holm is None
   metric = Metric('BLEU', values, None, made, 2, False)
   assert 'every contestant has one seed' in cannot_tell(metric, 1)
