@@ -100,7 +100,10 @@ def resolved(run: Run, study: Study, folder: Folder) -> ExperimentConfig:
     longer = other['seconds_an_update'] / plain['seconds_an_update']
     fields['training.steps'] = round(other['updates'] * longer)
   start = str(folder.of(run.start) / 'run') if run.start else run.origin
-  return changed(run.config, fields | {'training.init_from': start})
+  config = changed(run.config, fields | {'training.init_from': start})
+  # Two rows of the log tell the time of an update.
+  every = min(config.training.log_every, max(1, config.training.steps // 2))
+  return changed(config, {'training.log_every': every})
 
 
 def carry_out(run: Run, study: Study, folder: Folder) -> None:
