@@ -1,4 +1,4 @@
-"""What the benchmarks share: flags, results, tables, starting train.py."""
+"""What the benchmarks share: flags, results, tables, starting programs."""
 
 import argparse
 import contextlib
@@ -18,9 +18,6 @@ from typing import Any
 
 from benchmarks.serving import ROOT
 from fusion_jax import tables
-from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.flags import load_config
-from fusion_jax.config.serialization import flatten
 from fusion_jax.files import write_whole
 from fusion_jax.runs.directory import read_metrics
 
@@ -104,7 +101,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   return tables.table('markdown', header, lines, numeric=True)
 
 
-def start(*command: str, seconds: float | None = None) -> str:
+def start(*command: str) -> str:
   """Runs Python in the root of the repository, and gives what it prints.
 
   What interrupts this program ends the other by SIGTERM, and waits for it.
@@ -116,7 +113,7 @@ def start(*command: str, seconds: float | None = None) -> str:
     ) as process,
   ):
     try:
-      answer, _ = process.communicate(timeout=seconds)
+      answer, _ = process.communicate()
     except BaseException:
       process.terminate()
       process.communicate()
@@ -126,28 +123,6 @@ def start(*command: str, seconds: float | None = None) -> str:
       process.returncode, process.args, answer
     )
   return answer
-
-
-def changes(config: ExperimentConfig, base: ExperimentConfig) -> dict[str, Any]:
-  """The fields in which a config differs from another, with its values."""
-  before = flatten(base)
-  return {
-    name: value
-    for name, value in flatten(config).items()
-    if name not in before or before[name] != value
-  }
-
-
-def train(
-  base: str,
-  config: ExperimentConfig,
-  workdir: Path,
-  seconds: float | None = None,
-) -> None:
-  """Starts train.py with a named config as another one, or resumes the run."""
-  flags = as_flags(changes(config, load_config(base)), 'config.')
-  command = 'train.py', f'--config={base}', f'--workdir={workdir}'
-  start(*command, *flags, seconds=seconds)
 
 
 def metrics(workdir: Path, kind: str) -> list[dict[str, Any]]:

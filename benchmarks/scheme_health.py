@@ -23,8 +23,6 @@ import jax
 
 import fusion_jax
 from benchmarks import common
-from benchmarks.comparison.plan import exact_starts
-from benchmarks.comparison.runs import validation_nll
 from benchmarks.schemes import (
   BASELINE,
   ONLY_FROM_SCRATCH,
@@ -38,6 +36,7 @@ from fusion_jax.config.presets import changed
 from fusion_jax.config.serialization import flatten
 from fusion_jax.errors import InputError
 from fusion_jax.startup import one_line_errors, start_logging
+from fusion_jax.studies.plan import as_the_plain_model
 
 SETTING = common.data_of(__file__)
 PHASES = SCRATCH, CONTINUED = 'scratch', 'continued'
@@ -158,7 +157,9 @@ def job_config(
   if job.scheme != BASELINE:
     fields = (text.partition('=') for text in overrides)
     made = override(made, [(name, value) for name, _, value in fields])
-  return made if job.phase == SCRATCH else changed(made, exact_starts(made))
+  if job.phase == CONTINUED:
+    made = changed(made, as_the_plain_model(made))
+  return made
 
 
 def train(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
@@ -168,7 +169,8 @@ def train(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
   config = changed(config, {f'training.{name}': steps for name in every})
   fusion_jax.train(config, workdir)
   line = common.metrics(workdir, 'train')[-1]
-  telemetry, end = common.metrics(workdir, 'fusion'), validation_nll(workdir)
+  telemetry = common.metrics(workdir, 'fusion')
+  end = common.metrics(workdir, 'valid')[-1]['loss']
   layers = range(1, config.model.encoder_layers + 1)
   norms = [line[f'encoder_gradient_norm_{layer}'] for layer in layers]
   return {

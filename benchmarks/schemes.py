@@ -27,9 +27,6 @@ BASELINE = 'none'
 # The paper's 1.0 suits its post-norm models. With pre-norm, layers become
 # orthogonal by growing until they drown the stream: 0.2 nats behind.
 _PRE_NORM_DIVERSITY: Row = {'training.diversity': 0.1}
-# What most of the papers have; the sizes of benchmarks/sizes.py are pre-norm.
-POST_NORM: Row = {'model.norm': 'post'}
-
 
 # Of the schemes that no paper tried on this task.
 _LATER = (

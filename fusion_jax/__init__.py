@@ -24,6 +24,7 @@ if TYPE_CHECKING:
   from fusion_jax.fusion.routing import dynamic_routing, em_routing, squash
   from fusion_jax.fusion.scheme import Scheme
   from fusion_jax.models.transformer import Transformer
+  from fusion_jax.studies import study
 
 __version__ = '0.1.0'
 
@@ -39,6 +40,7 @@ _NAMES = {
   'fusion.routing': ('dynamic_routing', 'em_routing', 'squash'),
   'fusion.scheme': ('Scheme',),
   'models.transformer': ('Transformer',),
+  'studies': ('study',),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -62,6 +64,7 @@ __all__ = [
   'load_config',
   'register',
   'squash',
+  'study',
   'train',
 ]
 

@@ -16,6 +16,7 @@ COMMANDS = {
   'fetch': ('data.fetch', 'download a public corpus'),
   'prepare': ('data.prepare', 'prepare the corpus of a config'),
   'compare': ('evaluation.compare', 'compare the translations of systems'),
+  'study': ('studies.__main__', 'compare contestants over seeds'),
   'contrastive': (
     'evaluation.contrastive',
     'ask a model for the better of two translations',

@@ -27,6 +27,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import math
 import multiprocessing
 import statistics
 from collections.abc import (
@@ -361,3 +362,87 @@ def welch(baseline: Seeds, system: Seeds) -> float | None:
     equal_var=False,
   )
   return float(test.pvalue)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+  """Deviation of a run over seeds, of all systems together.
+
+  sqrt(sum (x - mean of its system)^2 / freedom), freedom = sum (n - 1).
+  """
+
+  deviation: float
+  freedom: int
+
+  @classmethod
+  def of(cls, systems: Iterable[Sequence[float]]) -> 'Pooled | None':
+    """Pool the systems that have several seeds; None where none has."""
+    groups = [scores for scores in systems if len(scores) > 1]
+    freedom = sum(len(scores) - 1 for scores in groups)
+    if not freedom:
+      return None
+    squares = sum((len(x) - 1) * statistics.variance(x) for x in groups)
+    return cls(math.sqrt(squares / freedom), freedom)
+
+  def interval(self, seeds: int) -> float:
+    """Return half of the 95 % interval of a difference of so many seeds each.
+
+    It is also the smallest difference that a t-test finds at p < 0.05.
+    """
+    quantile = stats.t.ppf(0.975, self.freedom)
+    return float(quantile * self.deviation * math.sqrt(2 / seeds))
+
+  def p_value(self, difference: float, seeds: int) -> float:
+    """Run a two-sided t-test of a mean difference of so many seeds each."""
+    if not self.deviation:
+      return float(difference == 0)
+    t = abs(difference) / (self.deviation * math.sqrt(2 / seeds))
+    return float(2 * stats.t.sf(t, self.freedom))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+  """Correct p-values for their number; Holm (1979).
+
+  The i-th smallest of m is multiplied by m - i + 1, and none is below one that
+  was smaller.
+  """
+  order = sorted(range(len(p_values)), key=p_values.__getitem__)
+  corrected, least = [0.0] * len(p_values), 0.0
+  for place, index in enumerate(order):
+    least = max(least, min(1.0, (len(order) - place) * p_values[index]))
+    corrected[index] = least
+  return corrected
+
+
+@dataclasses.dataclass(frozen=True)
+class LossDifference:
+  """In nats a subword, with its standard error over lines."""
+
+  nats: float
+  error: float
+
+  @property
+  def p_value(self) -> float:
+    """Two-sided, of a normal distribution around 0."""
+    if self.error == 0:
+      return float(self.nats == 0)
+    return 2 * statistics.NormalDist().cdf(-abs(self.nats) / self.error)
+
+
+def paired_losses(
+  system: Float[np.ndarray, ' L'],
+  baseline: Float[np.ndarray, ' L'],
+  subwords: Float[np.ndarray, ' L'],
+) -> LossDifference:
+  """Compare the losses of two models in nats, line by line.
+
+  r = sum d / sum n, for the differences d and the subwords n of L lines, has
+  the error sqrt(L / (L - 1) sum (d - r n)^2) / sum n (the ratio estimator of a
+  sample; Cochran 1977, section 2.11).
+  """
+  apart = np.subtract(system, baseline, dtype=np.float64)
+  total, lines = subwords.sum(dtype=np.float64), len(subwords)
+  ratio = apart.sum() / total
+  squares = np.square(apart - ratio * subwords).sum()
+  error = math.sqrt(lines / (lines - 1) * squares) / total if lines > 1 else 0.0
+  return LossDifference(float(ratio), float(error))

@@ -211,7 +211,7 @@ def extra_cache(row: Row) -> float:
 
 
 @functools.cache
-def _multiplied(model: Transformer) -> int:
+def multiplied(model: Transformer) -> int:
   """Count the multiplications of a pass over one sentence."""
   ids = jax.ShapeDtypeStruct((1, _LENGTH), jnp.int32)
   lengths = jax.ShapeDtypeStruct((1,), jnp.int32)
@@ -227,7 +227,7 @@ def _multiplied(model: Transformer) -> int:
 
 def extra_multiplications(row: Row) -> float:
   """Return those beyond the baseline, for each source and target position."""
-  return (_multiplied(row.fused) - _multiplied(row.plain)) / _LENGTH
+  return (multiplied(row.fused) - multiplied(row.plain)) / _LENGTH
 
 
 def agrees(row: Row) -> bool:

@@ -17,7 +17,7 @@ from launching import LAUNCH, ROOT, read, stand_in
 from fusion_jax.cli import train
 from fusion_jax.config import ExperimentConfig
 
-_SHELL = ['slurm.sh', 'cloud-tpu.sh']
+_SHELL = ['slurm.sh', 'study.sh', 'cloud-tpu.sh']
 
 
 def _job() -> dict:

@@ -1,0 +1,100 @@
+"""Compare contestants over seeds, as a study file says.
+
+    fusion-jax study FILE.toml --workdir=DIR --plan
+    fusion-jax study FILE.toml --workdir=DIR [--jobs=N] [--only=K/N]
+
+Trains, translates and scores every contestant with every seed, each in a
+process of its own, and writes DIR/study.html, with tables as CSV and LaTeX
+beside it, after every run. It may be stopped at any moment: the same command
+resumes, and repeats nothing. Several commands, on several machines too, share
+a folder.
+"""
+
+import argparse
+import logging
+import re
+import signal
+from pathlib import Path
+
+from fusion_jax.bounds import Positive, number
+from fusion_jax.config.flags import parse_arguments
+from fusion_jax.errors import CheckFailed
+from fusion_jax.startup import one_line_errors, run_program, start_logging
+
+logger = logging.getLogger(__name__)
+
+
+def _part(text: str) -> tuple[int, int]:
+  """Read K/N."""
+  match = re.fullmatch(r'(\d{1,6})/(\d{1,6})', text)
+  if not match or not 1 <= int(match[1]) <= int(match[2]):
+    raise argparse.ArgumentTypeError('must be K/N with K from 1 to N')
+  return int(match[1]), int(match[2])
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog='fusion-jax study',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add('file', type=Path, metavar='FILE.toml')
+  add('--workdir', type=Path, required=True, help='for runs and pages')
+  add('--plan', action='store_true', help='only print the runs and their time')
+  add('--page', action='store_true', help='only write the page')
+  add(
+    '--jobs',
+    type=number(Positive),
+    default=1,
+    help='runs at a time; devices and cores are divided among them',
+  )
+  add(
+    '--only',
+    type=_part,
+    default=(1, 1),
+    metavar='K/N',
+    help='the K-th of N parts of the runs, and what these need',
+  )
+  add('--nice', action='store_true', help='give way to other programs')
+  return parser
+
+
+@one_line_errors
+def main(argv: list[str]) -> None:
+  """Carry out what is left of a study and write its page."""
+  arguments = parse_arguments(argv, _parser())
+  start_logging()
+  from fusion_jax.studies import page, plan, report, workers
+  from fusion_jax.studies.carry_out import Folder
+
+  study = plan.read(arguments.file.absolute())
+  folder = Folder(arguments.workdir)
+  for name in folder.strangers(study):
+    logger.warning('%s is not of this study file and is left out', name)
+  if arguments.page:
+    print(page.write(study, folder))
+    return
+  part, parts = arguments.only
+  sharing = workers.Sharing(arguments.jobs, part, parts, arguments.nice)
+  team = workers.Workers(study, folder, sharing)
+  signal.signal(signal.SIGTERM, lambda *_: team.stop())
+  try:
+    if arguments.plan:
+      team.time()
+      print(report.plan_table(study, folder))
+      return
+    team.carry_out(lambda run: page.write(study, folder))
+  except KeyboardInterrupt:
+    team.stop()
+    raise
+  print(page.write(study, folder))
+  failed = [run.name for run in study.runs if folder.failure(run)]
+  if failed:
+    raise CheckFailed(f'{len(failed)} runs failed, the first: {failed[0]}')
+  if team.stopped.is_set():
+    raise SystemExit(75)
+
+
+if __name__ == '__main__':
+  run_program(main)

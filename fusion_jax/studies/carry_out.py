@@ -1,0 +1,236 @@
+"""Runs of a study: trained, translated, scored, each in a process of its own.
+
+A run has a folder in WORKDIR/runs. Its result.json is written last: where it
+is, the run is finished. Who works in a folder holds its lock, so that several
+commands share a study.
+"""
+
+import contextlib
+import datetime
+import gzip
+import importlib.metadata
+import json
+import logging
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+
+from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.presets import changed
+from fusion_jax.config.serialization import to_dict
+from fusion_jax.data.corpora import open_corpus
+from fusion_jax.files import read_json, write_whole
+from fusion_jax.runs.directory import read_metrics
+from fusion_jax.startup import one_line_errors, run_program, start_logging
+from fusion_jax.studies.plan import Run, Study, operations, parameters, read
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two looks at what others do.
+_LOOK = 1.0
+# Subwords of the longest line whose loss is computed.
+_LONGEST = 1_024
+# Exit code of a worker whose run another process has.
+BUSY = 3
+
+
+class Folder:
+  """What a study keeps below its folder."""
+
+  def __init__(self, workdir: Path):
+    self.workdir = workdir.absolute()
+
+  def of(self, run: Run) -> Path:
+    return self.workdir / 'runs' / run.name
+
+  def result(self, run: Run) -> dict[str, Any] | None:
+    """Return the numbers of a finished run."""
+    path = self.of(run) / 'result.json'
+    return read_json(path, dict[str, Any]) if path.is_file() else None
+
+  def is_finished(self, run: Run) -> bool:
+    return (self.of(run) / 'result.json').is_file()
+
+  def failure(self, run: Run) -> str:
+    """Return why a run failed the last time; '' if it did not."""
+    path = self.of(run) / 'failed.txt'
+    return path.read_text('utf-8').strip() if path.is_file() else ''
+
+  def translations(self, run: Run, test: str) -> list[str]:
+    path = self.of(run) / f'{file_name(test)}.txt.gz'
+    return gzip.decompress(path.read_bytes()).decode().split('\n')[:-1]
+
+  def losses(self, run: Run) -> dict[str, np.ndarray]:
+    """Return [2, lines] for each text: nats and subwords."""
+    with np.load(self.of(run) / 'losses.npz') as arrays:
+      return {name: arrays[name] for name in arrays}
+
+  def strangers(self, study: Study) -> list[str]:
+    """Return the finished runs that the study file does not ask for."""
+    known = {self.of(run) for run in study.runs}
+    folders = (
+      path.parent for path in self.workdir.glob('runs/*/*/result.json')
+    )
+    return sorted(
+      folder.relative_to(self.workdir / 'runs').as_posix()
+      for folder in folders
+      if folder not in known
+    )
+
+
+def file_name(test: str) -> str:
+  """Return the name of a test set's files."""
+  return ''.join(x if x.isalnum() else '_' for x in test.split('.{lang}')[0])
+
+
+def resolved(run: Run, study: Study, folder: Folder) -> ExperimentConfig:
+  """Return the config of a run, with what the runs that it needs decided."""
+  fields: dict[str, Any] = {'data.prepared': str(folder.workdir / 'prepared')}
+  if run.trials:
+    losses = {trial: folder.result(trial) or {} for trial in run.trials}
+    best = min(run.trials, key=lambda trial: losses[trial]['validation_nll'])
+    fields |= dict(best.choice)
+  if run.timed:
+    plain, other = (folder.result(timed) or {} for timed in run.timed)
+    longer = other['seconds_an_update'] / plain['seconds_an_update']
+    fields['training.steps'] = round(other['updates'] * longer)
+  start = str(folder.of(run.start) / 'run') if run.start else run.origin
+  config = changed(run.config, fields | {'training.init_from': start})
+  # Two rows of the log tell the time of an update.
+  every = min(config.training.log_every, max(1, config.training.steps // 2))
+  return changed(config, {'training.log_every': every})
+
+
+def carry_out(run: Run, study: Study, folder: Folder) -> None:
+  """Do what is left of a run: train, translate, score; write its result."""
+  import fusion_jax
+
+  config, place = resolved(run, study, folder), folder.of(run)
+  fusion_jax.train(config, place / 'run')
+  numbers = _of_training(config, place / 'run')
+  if numbers['updates'] != config.training.steps:
+    raise SystemExit(75)  # It was stopped, and has saved.
+  if not run.choice:
+    average = study.file.average
+    model = fusion_jax.load(place / 'run', step='last', average=average)
+    numbers['tests'] = _tests(model, study, config, place)
+  text = json.dumps(numbers | circumstances(), indent=1)
+  write_whole(place / 'result.json', text.encode())
+
+
+def _tests(
+  model: Any, study: Study, config: ExperimentConfig, place: Path
+) -> dict[str, dict[str, Any]]:
+  """Translate and score the test sets, and keep lines and losses."""
+  from fusion_jax.metrics import corpus_scores
+
+  numbers, losses = {}, {}
+  for test in study.tests:
+    pairs = open_corpus(test, config.data).read()
+    sources, references = zip(*pairs, strict=True)
+    begin = time.monotonic()
+    lines = model.translate(sources)
+    seconds = time.monotonic() - begin
+    scores = corpus_scores(lines, references, config.data.target_language)
+    of_test = scores._asdict() | {'lines': len(lines), 'seconds': seconds}
+    del of_test['report']
+    scored = model.score(sources, references, max_source_length=_LONGEST)
+    losses[test] = np.array(
+      [[-sum(x.tokens) for x in scored], [len(x.tokens) for x in scored]],
+      np.float32,
+    )
+    of_test['nll'] = float(losses[test][0].sum() / losses[test][1].sum())
+    if study.file.comet:
+      from fusion_jax.cli.run import load_comet
+
+      comet = load_comet(study.file.comet)
+      of_test['comet'] = float(
+        str(comet(sources, lines, references)).split()[-1]
+      )
+    numbers[test] = of_test
+    text = ''.join(f'{line}\n' for line in lines).encode()
+    packed = gzip.compress(text, mtime=0)
+    write_whole(place / f'{file_name(test)}.txt.gz', packed)
+  np.savez_compressed(place / 'losses.npz', allow_pickle=False, **losses)
+  return numbers
+
+
+def _of_training(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
+  rows: dict[str, list[dict[str, Any]]] = {}
+  for row in read_metrics(workdir / 'metrics.jsonl'):
+    rows.setdefault(row['kind'], []).append(row)
+  train, valid = rows['train'], rows['valid']
+  fusion = rows.get('fusion', [{}])[-1]
+  return {
+    'updates': valid[-1]['step'],
+    'parameters': parameters(config),
+    'operations': operations(config),
+    'validation_nll': valid[-1]['loss'],
+    'seconds_an_update': _seconds_an_update(train),
+    'curve': [[row['step'], row['loss']] for row in valid],
+    'fusion': {k: v for k, v in fusion.items() if k not in ('kind', 'step')},
+    'config': to_dict(config),
+  }
+
+
+def _seconds_an_update(train: list[dict[str, Any]]) -> float:
+  """Return the time of an update after the first row, in which XLA compiles."""
+  first, last = train[0], train[-1]
+  if len(train) == 1:
+    return last['seconds'] / last['step']
+  seconds = last['seconds'] - first['seconds']
+  return seconds / (last['step'] - first['step'])
+
+
+def circumstances() -> dict[str, Any]:
+  """Return where and when a run was made."""
+  import jax
+
+  names = ('fusion_jax', 'jax', 'flax', 'sacrebleu')
+  return {
+    'date': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
+    'device': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+    'processor': platform.processor() or platform.machine(),
+    'versions': {name: importlib.metadata.version(name) for name in names},
+  }
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[bool]:
+  """Hold the lock of a run; gives whether it could be had."""
+  folder.mkdir(parents=True, exist_ok=True)
+  lock = filelock.FileLock(folder / 'lock')
+  try:
+    lock.acquire(timeout=0)
+  except filelock.Timeout:
+    yield False
+    return
+  try:
+    yield True
+  finally:
+    lock.release()
+
+
+@one_line_errors
+def main(argv: list[str]) -> int:
+  """Carry out one run: its name, the study file, the folder of the study."""
+  name, path, workdir = argv
+  study, folder = read(Path(path)), Folder(Path(workdir))
+  runs = (study.timing, *study.runs)
+  run = next(run for run in runs if run.name == name)
+  start_logging()
+  with held(folder.of(run)) as mine:
+    if not mine:
+      return BUSY
+    if not folder.is_finished(run):
+      carry_out(run, study, folder)
+  return 0
+
+
+if __name__ == '__main__':
+  run_program(main)

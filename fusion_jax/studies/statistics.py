@@ -1,0 +1,263 @@
+"""What the finished runs of a study say: rows, differences and tests."""
+
+import statistics
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fusion_jax.evaluation.significance import (
+  LossDifference,
+  Pooled,
+  holm,
+  over_seeds,
+  paired_losses,
+  paired_test,
+  statistics_of,
+  welch,
+)
+from fusion_jax.metrics import words_of
+from fusion_jax.studies.carry_out import Folder, file_name
+from fusion_jax.studies.plan import Run, Study
+
+# Of the bootstrap.
+_SAMPLES = 1_000
+# A difference is clear below this p.
+_CLEAR = 0.05
+# The results of finished runs, and a number of each, by contestant and seed.
+Results = Mapping[str, Mapping[int, Mapping[str, Any]]]
+Values = Mapping[str, Mapping[int, float]]
+Number = Callable[[Mapping[str, Any]], float]
+# Scores of a test set by their keys in a result.
+SCORES = types.MappingProxyType({'bleu': 'BLEU', 'chrf': 'chrF2'})
+
+
+class Row(NamedTuple):
+  """A run with its result, if it is finished, or why it failed."""
+
+  run: Run
+  result: Mapping[str, Any] | None
+  failure: str
+
+  @property
+  def record(self) -> dict[str, Any]:
+    """Plain numbers by name, for a data frame."""
+    state = 'finished' if self.result else 'failed' if self.failure else 'open'
+    record: dict[str, Any] = {
+      'contestant': self.run.contestant,
+      'seed': self.run.seed,
+      'state': state,
+      'reason': self.failure,
+    }
+    for name, value in (self.result or {}).items():
+      if isinstance(value, int | float | str) and name != 'config':
+        record[name] = value
+    for test, scores in (self.result or {}).get('tests', {}).items():
+      record |= {f'{file_name(test)}/{x}': y for x, y in scores.items()}
+    return record
+
+
+def rows(study: Study, folder: Folder) -> list[Row]:
+  """Return the runs of the contestants, without the trials."""
+  return [
+    Row(run, folder.result(run), folder.failure(run))
+    for run in study.runs
+    if not run.choice
+  ]
+
+
+class Difference(NamedTuple):
+  """A contestant beside the baseline, over the seeds that both have.
+
+  Attributes:
+    mean: Mean difference.
+    interval: Half of its 95 % interval, by the pooled deviation; None if no
+      contestant has several seeds.
+    p_value: Of a t-test with the pooled deviation.
+    holm: The same, corrected for the number of contestants.
+    welch: Of Welch's t-test, which takes the two contestants alone.
+    seeds: The seeds.
+  """
+
+  mean: float
+  interval: float | None
+  p_value: float | None
+  holm: float | None
+  welch: float | None
+  seeds: tuple[int, ...]
+
+
+class Metric(NamedTuple):
+  """A number of all contestants, and their differences to the baseline.
+
+  Attributes:
+    name: What it is.
+    values: By contestant and seed.
+    pooled: Deviation over seeds of all contestants together.
+    differences: By contestant; the baseline has none.
+    digits: That are shown.
+    is_loss: Whether less is better.
+  """
+
+  name: str
+  values: Values
+  pooled: Pooled | None
+  differences: Mapping[str, Difference]
+  digits: int
+  is_loss: bool
+
+  def gain(self, difference: Difference) -> int:
+    """Return 1 for a clear gain, -1 for a clear loss, 0 for what is neither."""
+    if difference.p_value is None or difference.p_value >= _CLEAR:
+      return 0
+    return 1 if (difference.mean < 0) == self.is_loss else -1
+
+
+def metrics(study: Study, finished: Sequence[Row]) -> list[Metric]:
+  """Compare the contestants of a study by what the page shows."""
+  results: dict[str, dict[int, Mapping[str, Any]]] = {}
+  for row in finished:
+    if row.result:
+      of_contestant = results.setdefault(row.run.contestant, {})
+      of_contestant[row.run.seed] = row.result
+  scores = dict(SCORES) | ({'comet': 'COMET'} if study.file.comet else {})
+  return compared(results, study.baseline, study.tests, scores)
+
+
+def compared(
+  results: Results,
+  baseline: str,
+  tests: Sequence[str],
+  scores: Mapping[str, str] = SCORES,
+  settings: Sequence[Results] = (),
+) -> list[Metric]:
+  """Compare contestants by loss and scores.
+
+  The seeds of all `settings`, if there are any, tell the deviation together.
+  """
+
+  def metric(name: str, number: Number, digits: int = 2) -> Metric:
+    values = _values(results, number)
+    pooled = _pooled(_values(x, number) for x in settings or [results])
+    made = differences(values, baseline, pooled)
+    is_loss = name == 'validation loss'
+    return Metric(name, values, pooled, made, digits, is_loss)
+
+  measured = [metric('validation loss', _of('validation_nll'), 4)]
+  for key, name in scores.items():
+    if len(tests) > 1:
+      measured.append(metric(f'{name}, mean', _mean_of(key)))
+    measured += [
+      metric(f'{name}, {test}', _of('tests', test, key)) for test in tests
+    ]
+  return measured
+
+
+def _of(*names: str) -> Number:
+  def number(result: Any) -> float:
+    for name in names:
+      result = result[name]
+    return result
+
+  return number
+
+
+def _mean_of(key: str) -> Number:
+  return lambda result: statistics.fmean(
+    test[key] for test in result['tests'].values()
+  )
+
+
+def _values(results: Results, number: Number) -> Values:
+  return {
+    name: {seed: number(result) for seed, result in seeds.items()}
+    for name, seeds in results.items()
+  }
+
+
+def _pooled(settings: Iterable[Values]) -> Pooled | None:
+  """Return the deviation over seeds of all contestants of some settings."""
+  return Pooled.of(
+    [list(seeds.values()) for values in settings for seeds in values.values()]
+  )
+
+
+def differences(
+  values: Values, baseline: str, pooled: Pooled | None
+) -> dict[str, Difference]:
+  """Compare contestants with the baseline by a deviation over seeds."""
+  plain = values.get(baseline, {})
+  made = {}
+  for name, of_seeds in values.items():
+    seeds = tuple(seed for seed in of_seeds if seed in plain)
+    if name == baseline or not seeds:
+      continue
+    ours, theirs = ([x[seed] for seed in seeds] for x in (of_seeds, plain))
+    mean = statistics.fmean(ours) - statistics.fmean(theirs)
+    interval = p_value = None
+    if pooled:
+      interval = pooled.interval(len(seeds))
+      p_value = pooled.p_value(mean, len(seeds))
+    both = over_seeds(theirs), over_seeds(ours)
+    made[name] = Difference(mean, interval, p_value, None, welch(*both), seeds)
+  tested = [name for name, one in made.items() if one.p_value is not None]
+  corrected = holm([made[name].p_value or 0.0 for name in tested])
+  for name, p_value in zip(tested, corrected, strict=True):
+    made[name] = made[name]._replace(holm=p_value)
+  return made
+
+
+class Paired(NamedTuple):
+  """Two runs of one seed on a test set, line by line."""
+
+  contestant: str
+  seed: int
+  test: str
+  bootstrap: float
+  loss: LossDifference
+
+
+def paired(
+  study: Study, finished: Sequence[Row], folder: Folder
+) -> Iterator[Paired]:
+  """Compare every run with the baseline of its seed, line by line."""
+  done = {(x.run.contestant, x.run.seed): x.run for x in finished if x.result}
+  for (name, seed), run in done.items():
+    plain = done.get((study.baseline, seed))
+    if name == study.baseline or plain is None:
+      continue
+    for test in study.tests:
+      ours, theirs = (folder.losses(x)[test] for x in (run, plain))
+      loss = paired_losses(ours[0], theirs[0], ours[1])
+      p_value = _bootstrap(study, test, (plain, run), folder)
+      yield Paired(name, seed, test, p_value, loss)
+
+
+def _bootstrap(
+  study: Study, test: str, runs: tuple[Run, Run], folder: Folder
+) -> float:
+  """Return p of sacreBLEU's paired bootstrap."""
+  from fusion_jax.data.corpora import open_corpus
+
+  config = runs[0].config
+  words = words_of(config.data.target_language, config.decoding.bleu_tokenizer)
+  references = [target for _, target in open_corpus(test, config.data).read()]
+  lines = [folder.translations(run, test) for run in runs]
+  counted = statistics_of(lines, [references], words, names=('BLEU',))
+  counts = {str(n): one['BLEU'] for n, one in enumerate(counted)}
+  _, tested = paired_test('BLEU', words, 1, counts, 'bs', _SAMPLES)
+  return float(tested['1'].p_value or 0.0)
+
+
+def cannot_tell(metric: Metric, seeds: int) -> str:
+  """Say how large a difference must be to be seen with so many seeds."""
+  many = f'{seeds} seed{"s" if seeds > 1 else ""}'
+  if metric.pooled is None:
+    return (
+      f'{metric.name}: every contestant has one seed, so that nothing says '
+      'what a seed does; train two or three'
+    )
+  least = metric.pooled.interval(seeds)
+  return (
+    f'{metric.name}: with {many} each, a difference of '
+    f'{least:.{metric.digits}f} is needed'
+  )

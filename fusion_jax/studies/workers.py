@@ -1,0 +1,163 @@
+"""Processes that carry out the runs of a study, some at a time."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from fusion_jax.files import write_whole
+from fusion_jax.studies.carry_out import BUSY, Folder
+from fusion_jax.studies.plan import Run, Study
+
+# Carries out one run.
+COMMAND = sys.executable, '-m', 'fusion_jax.studies.carry_out'
+# Seconds between two looks at what others do.
+_LOOK = 1.0
+# Exit codes of a run that was stopped.
+_STOPPED = (75, 130, -15, -2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+  """How the runs of a study share machines.
+
+  Attributes:
+    jobs: Runs at a time, each with its part of the devices and cores.
+    part, parts: Runs number PART, PART + PARTS, ... are this command's.
+    nice: Whether runs give way to other programs.
+  """
+
+  jobs: int = 1
+  part: int = 1
+  parts: int = 1
+  nice: bool = False
+
+
+class Workers:
+  """Carries out runs in processes, some at a time."""
+
+  def __init__(self, study: Study, folder: Folder, sharing: Sharing):
+    self._study, self._folder, self._sharing = study, folder, sharing
+    self._places: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(sharing.jobs):
+      self._places.put(place)
+    self._processes: set[subprocess.Popen] = set()
+    self.stopped = threading.Event()
+
+  def carry_out(self, on_result: Callable[[Run], object]) -> None:
+    """Carry out this command's runs and what they need; all are tried once."""
+    left = self._mine()
+    with concurrent.futures.ThreadPoolExecutor(self._sharing.jobs) as pool:
+      running: dict[concurrent.futures.Future, Run] = {}
+      while (left or running) and not self.stopped.is_set():
+        for run in [run for run in left if self._is_ready(run)]:
+          left.remove(run)
+          if not self._folder.is_finished(run):
+            running[pool.submit(self._work, run)] = run
+        waits = not any(map(self._is_ready, left))
+        if not running and waits and self._is_hopeless(left):
+          break
+        done, _ = concurrent.futures.wait(running, timeout=_LOOK)
+        for future in done:
+          run = running.pop(future)
+          if future.result() == BUSY:
+            left.append(run)
+            self.stopped.wait(_LOOK)
+          on_result(run)
+
+  def time(self) -> None:
+    """Do a few updates, unless a finished run tells how long they take."""
+    runs = (*self._study.runs, self._study.timing)
+    if not any(map(self._folder.is_finished, runs)):
+      self._work(self._study.timing)
+
+  def stop(self) -> None:
+    """Ask all processes to save and end."""
+    self.stopped.set()
+    for process in list(self._processes):
+      process.terminate()
+
+  def _mine(self) -> list[Run]:
+    sharing = self._sharing
+    runs = self._study.runs
+    mine: dict[Run, None] = {}
+
+    def add(run: Run) -> None:
+      for needed in run.needs:
+        add(needed)
+      mine[run] = None
+
+    for run in runs[sharing.part - 1 :: sharing.parts]:
+      add(run)
+    return list(mine)
+
+  def _is_ready(self, run: Run) -> bool:
+    return all(map(self._folder.is_finished, run.needs))
+
+  def _is_hopeless(self, left: Sequence[Run]) -> bool:
+    """Whether everything that is left waits for a run that failed."""
+    return all(
+      any(self._folder.failure(needed) for needed in run.needs) for run in left
+    )
+
+  def _work(self, run: Run) -> int:
+    place = self._places.get()
+    try:
+      with self._process(run, place) as process:
+        _, said = process.communicate()
+    finally:
+      self._places.put(place)
+    code, folder = process.returncode, self._folder.of(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'log.txt').write_bytes(said)
+    failed = folder / 'failed.txt'
+    if code == 0:
+      failed.unlink(missing_ok=True)
+    elif code not in (BUSY, *_STOPPED):
+      lines = said.decode(errors='replace').strip().splitlines() or ['killed']
+      write_whole(failed, f'{lines[-1]}\n'.encode())
+    return code
+
+  @contextlib.contextmanager
+  def _process(self, run: Run, place: int) -> Iterator[subprocess.Popen]:
+    places = str(self._study.path), str(self._folder.workdir)
+    command = [*COMMAND, run.name, *places]
+    process = subprocess.Popen(
+      command,
+      stderr=subprocess.PIPE,
+      env=os.environ | self._devices(place),
+      preexec_fn=self._cores(place),
+      start_new_session=True,
+    )
+    self._processes.add(process)
+    try:
+      yield process
+    finally:
+      self._processes.discard(process)
+
+  def _devices(self, place: int) -> Mapping[str, str]:
+    """Give each of several jobs its part of the GPUs that are visible."""
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES', '')
+    names = [name for name in visible.split(',') if name]
+    if self._sharing.jobs == 1 or not names:
+      return {}
+    return {
+      'CUDA_VISIBLE_DEVICES': ','.join(names[place :: self._sharing.jobs])
+    }
+
+  def _cores(self, place: int) -> Callable[[], None]:
+    jobs, nice = self._sharing.jobs, self._sharing.nice
+    cores = sorted(os.sched_getaffinity(0))
+
+    def start() -> None:
+      if jobs > 1 and len(cores) >= jobs:
+        os.sched_setaffinity(0, cores[place::jobs])
+      if nice:
+        os.nice(10)
+
+    return start
