@@ -12,6 +12,7 @@ a folder.
 
 import argparse
 import logging
+import os
 import re
 import signal
 from pathlib import Path
@@ -30,6 +31,16 @@ def _part(text: str) -> tuple[int, int]:
   if not match or not 1 <= int(match[1]) <= int(match[2]):
     raise argparse.ArgumentTypeError('must be K/N with K from 1 to N')
   return int(match[1]), int(match[2])
+
+
+def _cores(text: str) -> set[int]:
+  try:
+    cores = set(map(int, text.split(',')))
+  except ValueError:
+    cores = set()
+  if not cores or not cores <= os.sched_getaffinity(0):
+    raise argparse.ArgumentTypeError('must be cores of this machine: 0,1')
+  return cores
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,33 +68,40 @@ def _parser() -> argparse.ArgumentParser:
     help='the K-th of N parts of the runs, and what these need',
   )
   add('--nice', action='store_true', help='give way to other programs')
+  add('--run', metavar='NAME', help='only carry out this run, in this process')
+  add('--cores', type=_cores, metavar='N,N', help='the cores that it may use')
   return parser
 
 
 @one_line_errors
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
   """Carry out what is left of a study and write its page."""
   arguments = parse_arguments(argv, _parser())
   start_logging()
-  from fusion_jax.studies import page, plan, report, workers
-  from fusion_jax.studies.carry_out import Folder
+  if arguments.cores:
+    os.sched_setaffinity(0, arguments.cores)
+  if arguments.nice:
+    os.nice(10)  # The runs inherit it.
+  from fusion_jax.studies import carry_out, page, plan, report, workers
 
   study = plan.read(arguments.file.absolute())
-  folder = Folder(arguments.workdir)
+  folder = carry_out.Folder(arguments.workdir)
+  if arguments.run:
+    return carry_out.work(study, folder, arguments.run)
   for name in folder.strangers(study):
     logger.warning('%s is not of this study file and is left out', name)
   if arguments.page:
     print(page.write(study, folder))
-    return
+    return 0
   part, parts = arguments.only
-  sharing = workers.Sharing(arguments.jobs, part, parts, arguments.nice)
+  sharing = workers.Sharing(arguments.jobs, part, parts)
   team = workers.Workers(study, folder, sharing)
   signal.signal(signal.SIGTERM, lambda *_: team.stop())
   try:
     if arguments.plan:
       team.time()
       print(report.plan_table(study, folder))
-      return
+      return 0
     team.carry_out(lambda run: page.write(study, folder))
   except KeyboardInterrupt:
     team.stop()
@@ -94,6 +112,7 @@ def main(argv: list[str]) -> None:
     raise CheckFailed(f'{len(failed)} runs failed, the first: {failed[0]}')
   if team.stopped.is_set():
     raise SystemExit(75)
+  return 0
 
 
 if __name__ == '__main__':

@@ -20,14 +20,15 @@ from typing import Any
 import filelock
 import numpy as np
 
+from fusion_jax.bounds import choice_fault
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data.corpora import open_corpus
+from fusion_jax.errors import InputError
 from fusion_jax.files import read_json, write_whole
 from fusion_jax.runs.directory import read_metrics
-from fusion_jax.startup import one_line_errors, run_program, start_logging
-from fusion_jax.studies.plan import Run, Study, operations, parameters, read
+from fusion_jax.studies.plan import Run, Study, operations, parameters
 
 logger = logging.getLogger(__name__)
 
@@ -216,21 +217,15 @@ def held(folder: Path) -> Iterator[bool]:
     lock.release()
 
 
-@one_line_errors
-def main(argv: list[str]) -> int:
-  """Carry out one run: its name, the study file, the folder of the study."""
-  name, path, workdir = argv
-  study, folder = read(Path(path)), Folder(Path(workdir))
-  runs = (study.timing, *study.runs)
-  run = next(run for run in runs if run.name == name)
-  start_logging()
+def work(study: Study, folder: Folder, name: str) -> int:
+  """Carry out the run of a name; return the exit code of its process."""
+  runs = {run.name: run for run in (study.timing, *study.runs)}
+  if name not in runs:
+    raise InputError(f'--run: {choice_fault(name, runs)}')
+  run = runs[name]
   with held(folder.of(run)) as mine:
     if not mine:
       return BUSY
     if not folder.is_finished(run):
       carry_out(run, study, folder)
   return 0
-
-
-if __name__ == '__main__':
-  run_program(main)

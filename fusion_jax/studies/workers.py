@@ -1,21 +1,24 @@
 """Processes that carry out the runs of a study, some at a time."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
+import logging
 import os
 import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO
 
 from fusion_jax.files import write_whole
 from fusion_jax.studies.carry_out import BUSY, Folder
 from fusion_jax.studies.plan import Run, Study
 
+logger = logging.getLogger(__name__)
+
 # Carries out one run.
-COMMAND = sys.executable, '-m', 'fusion_jax.studies.carry_out'
+COMMAND = sys.executable, '-m', 'fusion_jax', 'study'
 # Seconds between two looks at what others do.
 _LOOK = 1.0
 # Exit codes of a run that was stopped.
@@ -29,13 +32,11 @@ class Sharing:
   Attributes:
     jobs: Runs at a time, each with its part of the devices and cores.
     part, parts: Runs number PART, PART + PARTS, ... are this command's.
-    nice: Whether runs give way to other programs.
   """
 
   jobs: int = 1
   part: int = 1
   parts: int = 1
-  nice: bool = False
 
 
 class Workers:
@@ -106,39 +107,42 @@ class Workers:
     )
 
   def _work(self, run: Run) -> int:
-    place = self._places.get()
+    folder = self._folder.of(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    place, log = self._places.get(), folder / 'log.txt'
     try:
-      with self._process(run, place) as process:
-        _, said = process.communicate()
+      with log.open('ab') as file:
+        code = self._process(run, place, file)
     finally:
       self._places.put(place)
-    code, folder = process.returncode, self._folder.of(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'log.txt').write_bytes(said)
     failed = folder / 'failed.txt'
     if code == 0:
       failed.unlink(missing_ok=True)
     elif code not in (BUSY, *_STOPPED):
-      lines = said.decode(errors='replace').strip().splitlines() or ['killed']
-      write_whole(failed, f'{lines[-1]}\n'.encode())
+      lines = log.read_text('utf-8', 'replace').splitlines()
+      said = lines[-1] if lines and code > 0 else f'killed by signal {-code}'
+      write_whole(failed, f'{said}\n'.encode())
     return code
 
-  @contextlib.contextmanager
-  def _process(self, run: Run, place: int) -> Iterator[subprocess.Popen]:
-    places = str(self._study.path), str(self._folder.workdir)
-    command = [*COMMAND, run.name, *places]
-    process = subprocess.Popen(
+  def _process(self, run: Run, place: int, log: IO[bytes]) -> int:
+    flags = f'--workdir={self._folder.workdir}', f'--run={run.name}'
+    command = [*COMMAND, str(self._study.path), *flags, *self._cores(place)]
+    # A session of its own: an interruption of the study is not one of the run,
+    # which `stop` asks to save.
+    with subprocess.Popen(
       command,
-      stderr=subprocess.PIPE,
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=log,
       env=os.environ | self._devices(place),
-      preexec_fn=self._cores(place),
       start_new_session=True,
-    )
-    self._processes.add(process)
-    try:
-      yield process
-    finally:
+    ) as process:
+      self._processes.add(process)
+      logger.info('%s begins', run.name)
+      code = process.wait()
       self._processes.discard(process)
+    logger.info('%s ends with exit code %d', run.name, code)
+    return code
 
   def _devices(self, place: int) -> Mapping[str, str]:
     """Give each of several jobs its part of the GPUs that are visible."""
@@ -150,14 +154,8 @@ class Workers:
       'CUDA_VISIBLE_DEVICES': ','.join(names[place :: self._sharing.jobs])
     }
 
-  def _cores(self, place: int) -> Callable[[], None]:
-    jobs, nice = self._sharing.jobs, self._sharing.nice
-    cores = sorted(os.sched_getaffinity(0))
-
-    def start() -> None:
-      if jobs > 1 and len(cores) >= jobs:
-        os.sched_setaffinity(0, cores[place::jobs])
-      if nice:
-        os.nice(10)
-
-    return start
+  def _cores(self, place: int) -> Iterator[str]:
+    """Yield the flags that give a job its part of the cores."""
+    jobs, cores = self._sharing.jobs, sorted(os.sched_getaffinity(0))
+    if jobs > 1 and len(cores) >= jobs:
+      yield f'--cores={",".join(map(str, cores[place::jobs]))}'

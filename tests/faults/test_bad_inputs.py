@@ -48,6 +48,7 @@ _MAX_SECONDS = 30
 # Of each program a command that goes well, but for the two that need what is
 # not here: a mirror, and the model of another program. A new program needs a
 # line.
+_STUDY = 'config = "quickstart"\n[contestants.plain]\n'
 COMMANDS = {
   'train': (*_CONFIG, '--workdir=new'),
   'decode': '--workdir=run --input=text.en --output=out',
@@ -66,9 +67,11 @@ COMMANDS = {
   ),
   'fusion_jax.analysis': 'curves --workdir=run --output=out',
   'fusion_jax.analysis.report': '--workdir=run --lines=3 --output=out.html',
+  'fusion_jax.studies': 'study.toml --workdir=new --page',
   'fusion_jax.tools.export': '--workdir=run --format=stablehlo --output=out',
   'fusion_jax.tools.quickstart': '--workdir=run',
   'fusion_jax.tools.model_sizes': _CONFIG,
+  'fusion_jax.tools.options': '',
   'fusion_jax.tools.scheme_sizes': '',
   # Nothing is compiled: the devices are named last, and there are none such.
   'fusion_jax.tools.aot': (*_CONFIG, '--topology=none'),
@@ -102,6 +105,7 @@ def made(tmp_path_factory):
     (folder / 'folder' / 'file').write_text('mine')
     (folder / 'binary').write_bytes(bytes(range(256)) * 99)
     (folder / 'empty').touch()
+    (folder / 'study.toml').write_text(_STUDY)
     (folder / 'text.en').write_text('the cat\na dog\n')
     (folder / 'text.de').write_text('die Katze\nein Hund\n')
     item = {'source': 'the cat', 'reference': 'die Katze'}

@@ -24,16 +24,18 @@ start = "plain"
 _WORKER = """
 import json, pathlib, sys, time
 from fusion_jax.studies.carry_out import BUSY, held
-folder = pathlib.Path(sys.argv[3]) / 'runs' / sys.argv[1]
+_, workdir, name, *_ = (flag.partition('=')[2] for flag in sys.argv[1:])
+workdir = pathlib.Path(workdir)
+folder = workdir / 'runs' / name
 with held(folder) as mine:
   if not mine:
     sys.exit(BUSY)
   if (folder / 'result.json').exists():
     sys.exit(0)
   time.sleep(0.2)
-  with open(pathlib.Path(sys.argv[3]) / 'order.txt', 'a') as order:
-    print(sys.argv[1], file=order)
-  if pathlib.Path(sys.argv[3], 'fail').exists() and 'fused/0' in sys.argv[1]:
+  with open(workdir / 'order.txt', 'a') as order:
+    print(name, file=order)
+  if (workdir / 'fail').exists() and 'fused/0' in name:
     sys.exit('error: it fails')
   (folder / 'result.json').write_text(json.dumps({'seconds_an_update': 1.0}))
 """
