@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import logging
 import platform
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,6 @@ from fusion_jax.studies.plan import Run, Study, operations, parameters
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks at what others do.
-_LOOK = 1.0
 # Subwords of the longest line whose loss is computed.
 _LONGEST = 1_024
 # Exit code of a worker whose run another process has.
@@ -122,6 +121,9 @@ def carry_out(run: Run, study: Study, folder: Folder) -> None:
     numbers['tests'] = _tests(model, study, config, place)
   text = json.dumps(numbers | circumstances(), indent=1)
   write_whole(place / 'result.json', text.encode())
+  is_start = any(run == other.start for other in study.runs)
+  if not study.file.keep_checkpoints and not is_start:
+    shutil.rmtree(place / 'run/checkpoints')
 
 
 def _tests(

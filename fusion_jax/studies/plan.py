@@ -91,6 +91,7 @@ class StudyFile:
       starts from.
     average: Number of last checkpoints whose mean translates.
     choice_steps: Updates of the runs that choose.
+    keep_checkpoints: Whether finished runs that no other starts from keep them.
     comet: COMET model that scores too; '': none.
     user_dir: Code of schemes of your own.
   """
@@ -108,6 +109,7 @@ class StudyFile:
   choose: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
   average: Positive = 1
   choice_steps: Positive = 200
+  keep_checkpoints: bool = True
   comet: str = ''
   user_dir: str = ''
 

@@ -359,9 +359,9 @@ def saved(tmp_path_factory):
 
 
 def _main(folder, *flags, workdirs=('one',)):
-  paths = [str(folder / name) for name in workdirs]
+  paths = ','.join(str(folder / name) for name in workdirs)
   text = f'--source={folder / "s"}', f'--target={folder / "t"}'
-  return program.main(['--workdir', *paths, *text, *flags])
+  return program.main([f'--workdir={paths}', *text, *flags])
 
 
 @pytest.mark.extended
@@ -429,13 +429,13 @@ def _without(folder, tmp_path, *names):
     ),
     (lambda f, t: ['--output', str(t)], 'must be a file in a directory'),
     (lambda f, t: ['--source=x'], 'give both, or neither'),
-    (lambda f, t: ['--workdir', 'a', 'a'], 'given twice'),
-    (lambda f, t: ['--workdir', 'a', 'b'], 'name the page of several runs'),
+    (lambda f, t: ['--workdir=a,a'], 'given twice'),
+    (lambda f, t: ['--workdir=a,b'], 'name the page of several runs'),
   ],
 )
 def test_bad_input_is_one_line(flags, said, saved, tmp_path, capsys):
   given = flags(saved, tmp_path)
-  if '--workdir' not in given:
+  if not any(flag.startswith('--workdir') for flag in given):
     given = ['--workdir', str(saved / 'one'), *given]
   before = sorted(tmp_path.rglob('*'))
   assert program.main(given) == 2

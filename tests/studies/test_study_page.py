@@ -21,6 +21,7 @@ seeds = [0, 1]
 tests = ["{_TEST}"]
 average = 2
 choice_steps = 2
+keep_checkpoints = false
 [contestants.plain]
 [contestants.fused]
 start = "plain"
@@ -81,6 +82,16 @@ def test_scores_are_those_of_the_saved_translations(made):
     assert record['embedded_test/chrf'] == pytest.approx(expected)
     scored += 1
   assert scored == 4
+
+
+def test_runs_that_no_other_starts_from_lose_their_checkpoints(made):
+  study, folder, _ = made
+  kept = {
+    run.contestant
+    for run in study.runs
+    if (folder.of(run) / 'run/checkpoints').is_dir() and folder.is_finished(run)
+  }
+  assert kept == {'plain'}
 
 
 def test_the_page_has_all_contestants_and_reasons(made):

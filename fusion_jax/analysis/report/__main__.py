@@ -1,7 +1,7 @@
 """Make one HTML page of a trained run, or a comparison of several.
 
     fusion-jax report --workdir=DIR [--output=FILE.html]
-    fusion-jax report --workdir DIR DIR --output=FILE.html
+    fusion-jax report --workdir=DIR,DIR --output=FILE.html
 
 The page shows what was trained on what data, the curves of the training, scores
 on the validation text of the config or on --source and --target, the views of
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.bounds import Positive, number
+from fusion_jax.cli.text_io import split_paths
 from fusion_jax.config.flags import parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
@@ -35,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
-  add('--workdir', type=Path, nargs='+', required=True)
+  add('--workdir', required=True, help='run directory, or several: DIR,DIR')
   add('--output', type=Path, help='the page; needed for several runs')
   add(
     '--shown',
@@ -53,13 +54,13 @@ def main(argv: list[str]) -> None:
   """Gather the runs and write the page; its name goes to stdout."""
   start_logging()
   arguments = parse_arguments(argv, _parser())
-  output = _checked(arguments)
+  workdirs = list(map(Path, split_paths(arguments.workdir)))
+  output = _checked(arguments.output, workdirs)
   from fusion_jax.analysis.report.contents import environment, gather
   from fusion_jax.analysis.report.page import page
   from fusion_jax.analysis.run_with_text import open_run_with_text
   from fusion_jax.runs.directory import read_config
 
-  workdirs = arguments.workdir
   configs = [read_config(workdir) for workdir in workdirs]
   names = [config.name for config in configs]
   if len(set(names)) < len(names):
@@ -84,17 +85,15 @@ def main(argv: list[str]) -> None:
   print(output)
 
 
-def _checked(arguments: argparse.Namespace) -> Path:
+def _checked(output: Path | None, workdirs: Sequence[Path]) -> Path:
   """Check the flags before anything slow, and return the page's file."""
-  workdirs = list(map(os.path.realpath, arguments.workdir))
-  if len(set(workdirs)) < len(workdirs):
+  if len({*map(os.path.realpath, workdirs)}) < len(workdirs):
     raise InputError('--workdir: a run directory is given twice')
-  output = arguments.output
   check_output(output or '')
   if output is None:
     if len(workdirs) > 1:
       raise InputError('--output: name the page of several runs')
-    return arguments.workdir[0] / 'report.html'
+    return workdirs[0] / 'report.html'
   if output.is_dir() or not output.parent.is_dir():
     raise InputError(f'--output={output}: must be a file in a directory')
   return output
