@@ -215,6 +215,7 @@ def load(
   average: int = 1,
   average_of: Literal['last', 'best'] = 'last',
   parameters: Literal['last', 'ema'] | None = None,
+  precision: Literal['float32', 'bfloat16', 'int8'] = 'float32',
   source_language: str = '',
   target_language: str = '',
 ) -> TranslationModel:
@@ -227,6 +228,8 @@ def load(
     average_of: Whether the last of them are averaged or the best.
     parameters: Parameters of each checkpoint: 'last', or 'ema' for their moving
       average; None: the moving average if there is one.
+    precision: Precision of the operands of products, where the processor
+      multiplies them faster than float32.
     source_language: Language to translate from, for a run of several
       directions.
     target_language: Language to translate to, likewise.
@@ -237,7 +240,9 @@ def load(
   Raises:
     InputError: There is no such run, checkpoint or direction.
   """
-  selection = CheckpointSelection(step, average, average_of, parameters)
+  selection = CheckpointSelection(
+    step, average, average_of, parameters, precision
+  )
   run = load_run(workdir, selection)
   languages = source_language, target_language
   return TranslationModel(in_direction(run, str(workdir), *languages), workdir)

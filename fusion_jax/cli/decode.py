@@ -47,6 +47,7 @@ from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
   add_fields,
+  add_precision_flag,
   parse_arguments,
 )
 from fusion_jax.errors import InputError
@@ -57,7 +58,7 @@ from fusion_jax.startup import lasting_imports, one_line_errors, start_logging
 _OPTIONS = tuple(field.name for field in dataclasses.fields(DecodingConfig))
 
 # Flags that are the fields of CheckpointSelection.
-_SELECTION = 'step', 'average', 'average_of', 'parameters'
+_SELECTION = 'step', 'average', 'average_of', 'parameters', 'precision'
 # Flags that are the fields of ViewFlags.
 _VIEWS = (
   'attention_output',
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     'Unbabel/wmt22-comet-da; needs the package unbabel-comet',
   )
   add_checkpoint_flags(parser)
+  add_precision_flag(parser)
   add(
     '--n_best',
     type=number(Natural),

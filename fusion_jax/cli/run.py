@@ -443,6 +443,7 @@ def _about(
     'steps': list(run.steps) or [run.step],
     'input': request.input,
     'dtype': run.config.model.compute_dtype,
+    'precision': run.precision,
     'matmul_precision': precision or 'default',
     'search': options.search,
     'beam_size': options.beam_size,

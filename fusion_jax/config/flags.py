@@ -330,6 +330,19 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def add_precision_flag(
+  parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+) -> None:
+  """Add --precision to a parser."""
+  parser.add_argument(
+    '--precision',
+    choices=('float32', 'bfloat16', 'int8'),
+    default='float32',
+    help='of the operands of products, where that is faster; int8 serves '
+    'single lines best, bfloat16 large batches; default: float32',
+  )
+
+
 def add_direction_flags(parser: argparse.ArgumentParser) -> None:
   """Add --source_language and --target_language to a parser."""
   for side in ('source', 'target'):

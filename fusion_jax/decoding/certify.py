@@ -20,7 +20,7 @@ although neither is wrong.
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -33,6 +33,7 @@ from fusion_jax.decoding.batches import target_limit
 from fusion_jax.decoding.score import Scored, Scorer
 from fusion_jax.decoding.translate import Translation, Translator
 from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.runs.precision import Precision
 from fusion_jax.tables import table
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ _MARGIN = 8
 
 # Products are added in float32, so the rounding of the features dominates.
 _BFLOAT16 = 2e-2
+# A last bit of float32 may round an operand of a product up or down.
+_NARROW: Mapping[Precision, float] = {'bfloat16': 1e-2, 'int8': 5e-2}
 
 # Number of differences listed below the table; the JSON has all of them.
 _SHOWN = 20
@@ -50,7 +53,7 @@ _SHOWN = 20
 Answers = list[list[Translation]]
 
 
-def rounding(model: ModelConfig) -> float:
+def rounding(model: ModelConfig, precision: Precision = 'float32') -> float:
   """Return the change of a log-probability or score that rounding explains.
 
   For float32 it is 8 eps sqrt(L D): each of the L layers of both sides adds
@@ -58,6 +61,8 @@ def rounding(model: ModelConfig) -> float:
   """
   if model.compute_dtype == 'bfloat16':
     return _BFLOAT16
+  if precision != 'float32':
+    return _NARROW[precision]
   layers = model.encoder_layers + model.decoder_layers
   terms = layers * model.width
   return _MARGIN * float(np.finfo(np.float32).eps) * terms**0.5
@@ -248,7 +253,8 @@ def certify(
   ours = translated(run, options, n_best, Scenario('default'), texts)
   if scenarios is None:
     scenarios = all_scenarios(options, ours, jax.device_count())
-  tolerance, pieces = rounding(run.config.model), _forced(run, options)
+  tolerance = rounding(run.config.model, run.precision)
+  pieces = _forced(run, options)
   comparisons = []
   for count, scenario in enumerate(scenarios, start=1):
     logger.info('%s (%d of %d)', scenario.name, count, len(scenarios))

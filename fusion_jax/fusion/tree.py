@@ -31,7 +31,7 @@ from fusion_jax.layers.context import Context, Layers, States
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.dropout import Dropout
 from fusion_jax.layers.residual import layer_norm
-from fusion_jax.layers.sow import sow
+from fusion_jax.layers.sow import sow, wants
 
 
 @section('model.*.options')
@@ -142,7 +142,8 @@ class AggNode(nn.Module):
     else:
       activation = getattr(jax.nn, self.options.activation)
       y, readers = self.out(activation(self.hidden(z))), (self.hidden,)
-    self._record_exploitation(readers, len(inputs))
+    if wants(self, 'telemetry'):
+      self._record_exploitation(readers, len(inputs))
     y = self.dropout(y, context.deterministic)
     return self.norm(add_residual(y, inputs, top, self.options.residual))
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.narrow import product
 
 Initializer = Callable[..., Array]
 
@@ -99,7 +100,7 @@ class Dense(nn.Module):
     shape = x.shape[-1], self.features
     kernel = parameter(self, 'kernel', start, self.axes, shape)
     rows = x.reshape(-1, x.shape[-1]) if self.config.flatten_positions else x
-    y = rows @ kernel.astype(x.dtype)
+    y = product(rows, kernel)
     if self.use_bias:
       start = self.bias_start or bias_initializer(self.config, x.shape[-1])
       bias = parameter(self, 'bias', start, self.axes[1:], (self.features,))

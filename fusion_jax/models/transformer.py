@@ -32,6 +32,7 @@ from fusion_jax.layers.dense import (
   parameter,
 )
 from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.narrow import product, rows_of
 from fusion_jax.layers.positions import (
   segment_mask,
   segment_positions,
@@ -45,9 +46,12 @@ Parameters = Mapping[str, Any]
 
 
 class OutputLayer(NamedTuple):
-  """Output layer: logits = features table^T + bias, with an optional bias."""
+  """Output layer: logits = features table^T + bias, with an optional bias.
 
-  table: Float[Array, 'V D']
+  The table is [V, D], or narrow in a search.
+  """
+
+  table: Any
   bias: Float[Array, ' V'] | None
 
 
@@ -179,7 +183,7 @@ class Transformer(nn.Module):
   def _looked_up(
     self, table: Float[Array, 'V D'], tokens: Int[Array, 'B T']
   ) -> States:
-    embedding = table[tokens]
+    embedding = rows_of(table, tokens)
     if self.config.scale_embedding:
       embedding = embedding * self.config.width**0.5
     return embedding
@@ -401,12 +405,7 @@ def output_logits(
   features: Float[Array, 'M D'], output: OutputLayer
 ) -> Float[Array, 'M V']:
   """Return features table^T + bias, float32 [M, V]."""
-  logits = jax.lax.dot_general(
-    features,
-    output.table.astype(features.dtype),
-    (((1,), (1,)), ((), ())),
-    preferred_element_type=jnp.float32,
-  )
+  logits = product(features, output.table, is_table=True, dtype=jnp.float32)
   return logits if output.bias is None else logits + output.bias
 
 

@@ -39,6 +39,7 @@ from fusion_jax.runs.integrity import (
   reading,
   warn_damaged,
 )
+from fusion_jax.runs.precision import Precision, narrow, usable
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +58,14 @@ class CheckpointSelection:
     average_of: Whether to take the last ones, or those of the best validations.
     parameters: Those after the last update of each, or their moving average;
       None: the average where there is one.
+    precision: Of the operands of products, where that is faster.
   """
 
   step: int | str = 'best'
   average: int = 1
   average_of: Literal['last', 'best'] = 'last'
   parameters: Literal['last', 'ema'] | None = None
+  precision: Precision = 'float32'
 
   def __post_init__(self):
     if self.average < 1:
@@ -75,15 +78,16 @@ _BEST = CheckpointSelection()
 def selection_of(arguments: argparse.Namespace) -> CheckpointSelection:
   """Return what the flags of `add_checkpoint_flags` select."""
   names = [field.name for field in dataclasses.fields(CheckpointSelection)]
-  return CheckpointSelection(*(getattr(arguments, name) for name in names))
+  given = {n: getattr(arguments, n) for n in names if n in arguments}
+  return CheckpointSelection(**given)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
   """A trained model and everything needed to translate with it.
 
-  Parameters are float32, on one device of this process: the mean of those of
-  `steps`, the last of which is `step`.
+  Parameters are on one device of this process: the mean of those of `steps`,
+  the last of which is `step`, with matrices of `precision`.
   """
 
   config: ExperimentConfig
@@ -93,6 +97,7 @@ class TrainedModel:
   source_tokenizer: Tokenizer
   target_tokenizer: Tokenizer
   steps: tuple[int, ...] = ()
+  precision: Precision = 'float32'
 
   @property
   def target_words(self) -> Words:
@@ -152,8 +157,10 @@ def load_run(
   identity = identity_of(config, source, target)
   model = make_model(config, source, target)
   steps, parameters = _load_parameters(workdir, model, identity, selection)
+  precision = usable(selection.precision)
+  parameters = narrow(model, parameters, precision)
   return TrainedModel(
-    config, model, parameters, max(steps), source, target, steps
+    config, model, parameters, max(steps), source, target, steps, precision
   )
 
 

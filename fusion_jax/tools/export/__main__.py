@@ -31,6 +31,7 @@ from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
   add_fields,
+  add_precision_flag,
   parse_arguments,
 )
 from fusion_jax.errors import InputError
@@ -57,6 +58,11 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
   for name in (*_OPTIONS, *_DECODING, 'source_language', 'target_language'):
     if getattr(flags, name, ''):
       raise InputError(f'--{name} has no meaning with --format=ctranslate2')
+  if flags.precision != 'float32':
+    raise InputError(
+      '--precision has no meaning with --format=ctranslate2; its own '
+      'compute_type chooses it'
+    )
   ctranslate2.check(flags.output)
   ctranslate2.check_model(read_config(Path(flags.workdir)).model)
   run = load_run(flags.workdir, selection_of(flags))
@@ -104,6 +110,7 @@ def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group(
     'stablehlo', argument_default=argparse.SUPPRESS
   )
+  add_precision_flag(group)
   add = group.add_argument
   add('--shapes', type=_shapes, metavar='64x32,1x32', help='ROWSxLENGTH, ...')
   add('--platforms', type=_platforms, metavar='cpu,cuda,tpu')

@@ -20,7 +20,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Int32
 
 from fusion_jax import __version__
 from fusion_jax.config import DecodingConfig
@@ -62,7 +62,7 @@ _NAME = '--format=stablehlo'
 RESULTS = ('tokens', 'lengths', 'scores', 'log_probabilities')
 
 # Arrays by name, with '/' between the parts.
-Weights = dict[str, Float32[Array | np.ndarray, '...']]
+Weights = dict[str, Array | np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ def export(run: TrainedModel, output: Path, options: StablehloOptions) -> None:
     text = json.dumps(description, indent=2) + '\n'
     (folder / 'export.json').write_text(text)
     difference = difference_of_programs(programs, folder)
-    allowed = rounding(run.config.model)
+    allowed = rounding(run.config.model, run.precision)
     check_difference(output, difference, allowed)
   logger.info(
     '%s, step %d: %d programs written; same tokens, log-probabilities differ '
@@ -265,6 +265,7 @@ def _description(
     },
     'platforms': options.platforms,
     'step': run.step,
+    'precision': run.precision,
     'source_language': run.config.data.source_language,
     'target_language': run.config.data.target_language,
     'tags': run.source_tokenizer.tags,

@@ -1,0 +1,104 @@
+"""Matrices in eight or sixteen bits, and products with them.
+
+A matrix of bfloat16 is an array. One of int8 is a table of 'int8', the rounded
+values, and 'scale', one for each output: W = int8 * scale. A product rounds
+each row of x in the same way,
+
+    x W = (round(x / s) int8) * s * scale,  s = max |x| / 127,
+
+and its sums of integers are exact. Accelerators, whose searches wait for the
+memory, read the integers and multiply in bfloat16.
+
+Axis letters: I inputs, O outputs.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int, Int8
+
+Matrix = Float[Array, '...'] | Mapping[str, Array]
+
+# The largest int8 in use; -128 is not, so that both signs are alike.
+_LARGEST = 127
+
+
+def rounded(
+  x: Float[Array, '...'], axis: int
+) -> tuple[Int8[Array, '...'], Float32[Array, '...']]:
+  """Return x as int8, and a scale for each slice along an axis, of size 1."""
+  x = x.astype(jnp.float32)
+  largest = jnp.abs(x).max(axis, keepdims=True)
+  scale = jnp.where(largest > 0, largest, 1) / _LARGEST
+  return jnp.round(x / scale).astype(jnp.int8), scale
+
+
+def int8_matrix(matrix: Float[Array, '...'], axis: int) -> Mapping[str, Array]:
+  """Return a matrix, or a stack of them, as int8 with a scale for each output.
+
+  Args:
+    axis: Axis of the inputs, over which products sum: -2, or -1 of a table.
+  """
+  values, scale = rounded(matrix, axis)
+  return {'int8': values, 'scale': jnp.squeeze(scale, axis)}
+
+
+def rows_of(table: Matrix, ids: Int[Array, '...']) -> Float[Array, '... I']:
+  """Look rows of a table [O, I] up, in float32."""
+  if not isinstance(table, Mapping):
+    return table[ids].astype(jnp.float32)
+  return table['int8'][ids] * table['scale'][ids][..., None]
+
+
+def product(
+  x: Float[Array, '*batch I'],
+  matrix: Matrix,
+  is_table: bool = False,
+  dtype: jnp.dtype | None = None,
+) -> Float[Array, '*batch O']:
+  """Multiply x by a matrix [I, O], or by the rows of a table [O, I].
+
+  Args:
+    dtype: Of the result; None: that of x.
+  """
+  over = ((x.ndim - 1,), (1 if is_table else 0,)), ((), ())
+  dtype = dtype or x.dtype
+  if isinstance(matrix, Mapping):
+    y = jax.lax.platform_dependent(
+      x, matrix, cpu=_of_integers(over), default=_of_bfloat16(over)
+    )
+    return y.astype(dtype)
+  if matrix.dtype == jnp.bfloat16:
+    x = x.astype(jnp.bfloat16)
+  return jax.lax.dot_general(
+    x, matrix.astype(x.dtype), over, preferred_element_type=dtype
+  )
+
+
+def _of_integers(over):
+  def multiply(x, matrix):
+    values, scale = rounded(x, -1)
+    alone = values.size == values.shape[-1]
+    if alone:  # XLA multiplies two rows faster than one.
+      values = jnp.repeat(values, 2, 0)
+    sums = jax.lax.dot_general(
+      values, matrix['int8'], over, preferred_element_type=jnp.int32
+    )
+    sums = sums[:1] if alone else sums
+    return sums * scale * matrix['scale']
+
+  return multiply
+
+
+def _of_bfloat16(over):
+  def multiply(x, matrix):
+    sums = jax.lax.dot_general(
+      x.astype(jnp.bfloat16),
+      matrix['int8'].astype(jnp.bfloat16),
+      over,
+      preferred_element_type=jnp.float32,
+    )
+    return sums * matrix['scale']
+
+  return multiply

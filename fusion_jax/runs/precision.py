@@ -1,0 +1,101 @@
+"""Parameters whose matrices are int8 or bfloat16, for faster searches."""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array
+
+from fusion_jax.layers.dense import Dense
+from fusion_jax.layers.narrow import Matrix, int8_matrix, product
+from fusion_jax.models.transformer import Parameters, Transformer
+
+logger = logging.getLogger(__name__)
+
+Precision = Literal['float32', 'bfloat16', 'int8']
+_TABLES = 'source_embedding', 'target_embedding', 'output_table'
+
+
+def usable(precision: Precision) -> Precision:
+  """Return a precision, or float32 where its products are no faster."""
+  if precision == 'float32' or pays(precision):
+    return precision
+  logger.warning(
+    'precision=%s: this processor multiplies float32 as fast, which is used',
+    precision,
+  )
+  return 'float32'
+
+
+def narrow(
+  model: Transformer, parameters: Parameters, precision: Precision
+) -> Parameters:
+  """Return parameters whose matrices have operands of so many bits.
+
+  Norms, softmax and routing stay float32, as do the sums of products.
+  """
+  if precision == 'float32':
+    return parameters
+  matrices = _paths_of_matrices(model)
+
+  def leaf(path: tuple[Any, ...], value: Array) -> Matrix:
+    names = tuple(part.key for part in path)
+    if names not in matrices:
+      return value
+    if precision == 'bfloat16':
+      return value.astype(jnp.bfloat16)
+    return int8_matrix(value, -1 if names[-1] in _TABLES else -2)
+
+  narrowing = jax.jit(lambda tree: jax.tree_util.tree_map_with_path(leaf, tree))
+  return narrowing(parameters)
+
+
+def _paths_of_matrices(model: Transformer) -> set[tuple[str, ...]]:
+  """Return the paths of the parameters that `product` multiplies by."""
+  paths: set[tuple[str, ...]] = {(name,) for name in _TABLES}
+
+  def note(call, args, kwargs, context):
+    if isinstance(context.module, Dense):
+      paths.add((*context.module.path, 'kernel'))
+    return call(*args, **kwargs)
+
+  ids, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+  with nn.intercept_methods(note):
+    jax.eval_shape(model.init, jax.random.key(0), ids, lengths, ids)
+  return paths
+
+
+# A product of a search of Transformer-base, and the seconds to try it.
+_ROWS, _INPUTS, _OUTPUTS = 16, 512, 2_048
+_TRIES = 15
+
+
+def pays(precision: Precision) -> bool:
+  """Measure whether narrow products are faster on this machine's CPU.
+
+  Accelerators read less memory, which is what their searches wait for.
+  """
+  if jax.default_backend() != 'cpu':
+    return True
+  x = jnp.ones((_ROWS, _INPUTS), jnp.float32)
+  wide = jnp.ones((_INPUTS, _OUTPUTS), jnp.float32)
+  slim: Mapping[str, Array] | Array = (
+    int8_matrix(wide, -2) if precision == 'int8' else wide.astype(jnp.bfloat16)
+  )
+  return _seconds(x, slim) < _seconds(x, wide)
+
+
+def _seconds(x: Array, matrix: Matrix) -> float:
+  multiply: Callable[..., Array] = jax.jit(product)
+  jax.block_until_ready(multiply(x, matrix))
+  seconds = []
+  for _ in range(_TRIES):
+    begin = time.perf_counter()
+    jax.block_until_ready(multiply(x, matrix))
+    seconds.append(time.perf_counter() - begin)
+  return statistics.median(seconds)
