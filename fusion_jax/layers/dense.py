@@ -26,7 +26,7 @@ def parameter(
   start: Initializer,
   axes: tuple[str | None, ...],
   shape: tuple[int, ...],
-) -> Float[Array, '...']:
+) -> Any:
   """Return a parameter of a module, which is drawn at initialisation.
 
   Args:
@@ -34,7 +34,7 @@ def parameter(
       the axis is not sharded.
 
   Returns:
-    The parameter, without Flax's box.
+    The parameter, a float array without Flax's box; a matrix may be narrow.
   """
   # The stubs of Flax do not know that `param` takes the array out of the box.
   boxed: Callable[..., Any] = nn.with_logical_partitioning(start, axes)
@@ -100,7 +100,7 @@ class Dense(nn.Module):
     shape = x.shape[-1], self.features
     kernel = parameter(self, 'kernel', start, self.axes, shape)
     rows = x.reshape(-1, x.shape[-1]) if self.config.flatten_positions else x
-    y = product(rows, kernel)
+    y = product(rows, kernel, bfloat16=self.config.product_dtype == 'bfloat16')
     if self.use_bias:
       start = self.bias_start or bias_initializer(self.config, x.shape[-1])
       bias = parameter(self, 'bias', start, self.axes[1:], (self.features,))

@@ -32,7 +32,7 @@ from fusion_jax.layers.dense import (
   parameter,
 )
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.narrow import product, rows_of
+from fusion_jax.layers.narrow import Matrix, product, rows_of
 from fusion_jax.layers.positions import (
   segment_mask,
   segment_positions,
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
     self.decoder = Decoder(config, self.layer_embedding)
     self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
 
-  def _table(self, name: str, size: int) -> Float[Array, 'V D']:
+  def _table(self, name: str, size: int) -> Matrix:
     init = nn.initializers.normal(self.config.width**-0.5)
     axes = ('vocab', 'embed')
     return parameter(self, name, init, axes, (size, self.config.width))
@@ -161,7 +161,7 @@ class Transformer(nn.Module):
 
   def _embed(
     self,
-    table: Float[Array, 'V D'],
+    table: Matrix,
     learned: Float[Array, 'P D'] | None,
     tokens: Int[Array, 'B T'],
     positions: Int[Array, '*#B T'],
@@ -181,7 +181,7 @@ class Transformer(nn.Module):
     return self.dropout((embedding + encoding).astype(dtype), deterministic)
 
   def _looked_up(
-    self, table: Float[Array, 'V D'], tokens: Int[Array, 'B T']
+    self, table: Matrix, tokens: Int[Array, 'B T']
   ) -> States:
     embedding = rows_of(table, tokens)
     if self.config.scale_embedding:
@@ -292,7 +292,7 @@ class Transformer(nn.Module):
     )
     decoded = self.decoder(x, context, self.decoder.memories(encoded, padding))
     return ModelOutput(
-      decoded.features,
+      self._for_output(decoded.features),
       self.output_layer,
       encoded.layers,
       decoded.layers,
@@ -352,7 +352,8 @@ class Transformer(nn.Module):
     mask = rows_mask(rows, position)
     decoded = self._decode(tokens, position, memory, caches, mask)
     *groups, _, _, width = decoded.features.shape
-    features = decoded.features.reshape(*groups, batch * beam, width)
+    features = self._for_output(decoded.features)
+    features = features.reshape(*groups, batch * beam, width)
     if decoded.log_weights is None:
       logits = output_logits(features, self.output_layer)
     else:
@@ -379,6 +380,13 @@ class Transformer(nn.Module):
     own = memory.keys_values
     kept = Memories(taken(own.layers, of_layers), taken(own.surface, 0))
     return taken(cache, of_layers), Memory(kept, memory.mask[sentences])
+
+  def _for_output(
+    self, features: Float[Array, '*G B T D']
+  ) -> Float[Array, '*G B T D']:
+    if self.config.product_dtype == 'bfloat16':
+      return features.astype(jnp.bfloat16)
+    return features
 
   @property
   def gives_log_probabilities(self) -> bool:
