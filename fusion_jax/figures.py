@@ -26,7 +26,8 @@ try:
   from matplotlib import font_manager
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
-  from matplotlib.ticker import MaxNLocator
+  from matplotlib.gridspec import GridSpec
+  from matplotlib.ticker import LogFormatter, MaxNLocator
 except ModuleNotFoundError:
   raise InputError(
     "figures need matplotlib: pip install 'fusion_jax[plots]'"
@@ -76,6 +77,9 @@ _EASTERN = (
 # A map with more cells or columns than this shows no numbers in them.
 _MOST_NUMBERS = 120
 _MOST_COLUMNS = 14
+# Points: the smallest and the largest letters of numbers in the cells, and
+# those of one column, which more columns share.
+_CELL_LETTERS, _COLUMN_LETTERS = (7, 10), 70
 # Ten steps of the numbers in the cells, which a map's colours tell apart.
 _LEAST_SPAN = 0.1
 # Most markers of a line, about.
@@ -178,6 +182,23 @@ def _legend_beside(axes: Axes) -> None:
   )
 
 
+class _PlainNumbers(LogFormatter):
+  """Labels of a logarithmic axis: 0.06 and not 6 x 10^-2."""
+
+  def __call__(self, x: float, pos: int | None = None) -> str:
+    shown = super().__call__(x, pos)
+    # Ticks have a digit or two, and errors of rounding after them.
+    plain = np.format_float_positional(x, 4, fractional=False, trim='-')
+    return plain if shown else ''
+
+
+def make_logarithmic(axes: Axes) -> None:
+  """Make the y axis logarithmic, with plain numbers."""
+  axes.set_yscale('log')
+  axes.yaxis.set_major_formatter(_PlainNumbers())
+  axes.yaxis.set_minor_formatter(_PlainNumbers())
+
+
 def thinned(names: Sequence[str]) -> list[str]:
   """Empty most names of a long list, at regular steps, to avoid overlap."""
   step = -(-len(names) // _MOST_NAMES)
@@ -238,7 +259,7 @@ def draw_map(
 ) -> None:
   """Draw a map of numbers; cells that are not finite stay empty."""
   values = np.asarray(values, np.float64)
-  low, high = limits or _spanned(values)
+  low, high = limits or spanned(values)
   image = axes.imshow(
     values, _MAP, aspect='auto', interpolation='nearest', vmin=low, vmax=high
   )
@@ -258,7 +279,7 @@ def draw_map(
     _write_numbers(axes, values, image.norm)
 
 
-def _spanned(values: Float[np.ndarray, 'R C']) -> tuple[float, float]:
+def spanned(values: Float[np.ndarray, '*axes']) -> tuple[float, float]:
   """Return limits around the finite values, apart by the least span."""
   finite = values[np.isfinite(values)]
   if not finite.size:
@@ -269,15 +290,16 @@ def _spanned(values: Float[np.ndarray, 'R C']) -> tuple[float, float]:
 
 
 def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
+  size = float(np.clip(_COLUMN_LETTERS / values.shape[1], *_CELL_LETTERS))
   for (row, column), value in np.ndenumerate(values):
     if np.isfinite(value):
       axes.text(
         column,
         row,
-        f'{value:.2f}',
+        f'{value:z.2f}',
         ha='center',
         va='center',
-        fontsize='x-small',
+        fontsize=size,
         color='black' if norm(value) > 0.55 else 'white',
       )
 
@@ -285,6 +307,62 @@ def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
 def as_svg(figure: Figure) -> bytes:
   """Return a figure as an SVG file; the same numbers give the same bytes."""
   return _encoded(figure, 'svg')
+
+
+class PanelFile(NamedTuple):
+  """File of a panel of a figure, or of the legend of all its panels.
+
+  Attributes:
+    kind: 'svg+xml' or 'png'.
+    inches: Its width.
+  """
+
+  content: bytes
+  kind: str
+  inches: float
+  is_legend: bool
+
+
+def as_panels(figure: Figure, largest: int) -> Iterator[PanelFile]:
+  """Yield the legend of all panels, if any, and each panel, as SVG files.
+
+  Those of more bytes than `largest` are PNG files. The figure is taken apart.
+  """
+  every, size = figure.axes, figure.get_size_inches()
+  for axes in every:
+    figure.delaxes(axes)
+  for legend in figure.legends[:]:
+    handles, names = legend.legend_handles, legend.get_texts()
+    legend.remove()
+    figure.set_layout_engine('none')
+    one = figure.legend(
+      handles, [name.get_text() for name in names], frameon=False
+    )
+    yield _panel_file(figure, largest, is_legend=True)
+    one.remove()
+  figure.set_layout_engine('constrained')
+  for panel in every:
+    if (place := panel.get_subplotspec()) is None:
+      continue  # The colours of another panel.
+    grid = place.get_gridspec()
+    figure.set_size_inches(size / (grid.ncols, grid.nrows))
+    bars = [image.colorbar.ax for image in panel.images if image.colorbar]
+    for axes in (panel, *bars):
+      figure.add_axes(axes)
+    panel.set_subplotspec(GridSpec(1, 1, figure)[0])
+    yield _panel_file(figure, largest)
+    for axes in (panel, *bars):
+      figure.delaxes(axes)
+
+
+def _panel_file(
+  figure: Figure, largest: int, is_legend: bool = False
+) -> PanelFile:
+  box = figure.get_tightbbox() if is_legend else figure.bbox_inches
+  content, kind = _encoded(figure, 'svg', bbox_inches=box), 'svg+xml'
+  if len(content) > largest:
+    content, kind = _encoded(figure, 'png', bbox_inches=box), 'png'
+  return PanelFile(content, kind, box.width, is_legend)
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
@@ -295,13 +373,13 @@ def save(figure: Figure, path: Path) -> list[Path]:
   return files
 
 
-def _encoded(figure: Figure, kind: str) -> bytes:
+def _encoded(figure: Figure, kind: str, **options: Any) -> bytes:
   buffer = io.BytesIO()
   with mpl.rc_context(_look()), warnings.catch_warnings(record=True) as found:
     warnings.filterwarnings('always', 'Glyph')
     # Without a date, the same numbers give the same file.
     about = {'Date': None} if kind == 'svg' else None
-    figure.savefig(buffer, format=kind, metadata=about)
+    figure.savefig(buffer, format=kind, metadata=about, **options)
   missing = {str(w.message) for w in found if 'Glyph' in str(w.message)}
   if missing:
     logger.warning(

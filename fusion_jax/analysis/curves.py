@@ -6,14 +6,21 @@ and Fig. 11: fusing groups balances the gradients of low and high layers.
 """
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from fusion_jax import figures
-from fusion_jax.analysis.run_with_text import Numbers, RunWithText, numbered
+from fusion_jax.analysis.run_with_text import (
+  SIDES,
+  Numbers,
+  RunWithText,
+  numbered,
+)
+from fusion_jax.config import TrainingConfig
 from fusion_jax.errors import InputError
 
 # Fields of lines of kind 'train' and of kind 'valid'.
@@ -25,8 +32,8 @@ _PANELS = (
   ('accuracy', 'accuracy (share of target tokens)', 'values'),
   ('loss', 'loss (nats; training: label-smoothed)', 'values'),
   ('perplexity', 'perplexity a target token', 'log'),
-  ('bleu', 'BLEU of the validation text', 'zero'),
-  ('chrf', 'chrF of the validation text', 'zero'),
+  ('bleu', 'BLEU, {translated}', 'zero'),
+  ('chrf', 'chrF, {translated}', 'zero'),
   ('learning_rate', 'learning rate', 'values'),
 )
 # The top of an axis from 0, in units of the highest value.
@@ -34,6 +41,16 @@ _ABOVE = 1.05
 # Most lines of a panel of gradients.
 _MOST_LINES = 5
 _NAMES = {'valid': 'validation', 'train': 'training'}
+# Numbers of kind 'fusion' that are weights of layers, the last index that of
+# the layer; those of groups have a view of their own.
+_WEIGHTS = re.compile(
+  r'(?!decoder/prediction)(.+/(?:exploitation|hop_attention_\d+|layer_norms|'
+  r'layer_weights|weights(?:_\d+)?(?:_[a-z_]+)?))_(\d+)'
+)
+# Transparent attention logs its weights by layer, then by reader.
+_BY_LAYER = re.compile(r'(.+/read_out/weights)_(\d+)_(\d+)')
+# Most panels of the weights of a side: those of its highest readers.
+_MOST_READERS = 3
 
 
 def curves(analysed: RunWithText) -> Numbers:
@@ -41,30 +58,93 @@ def curves(analysed: RunWithText) -> Numbers:
   train = _columns(analysed.of_kind('train'), _TRAIN)
   rows = [row for row in analysed.metrics if row['kind'] == 'valid']
   valid = _columns(rows, _VALID) if rows else {}
-  return {'train': train, 'valid': valid, 'gap': _gap(train, valid)}
+  fusion = [row for row in analysed.metrics if row['kind'] == 'fusion']
+  return {
+    'train': train,
+    'valid': valid,
+    'gap': _gap(train, valid),
+    'translated': _translated(analysed.run.config.training),
+    'weights': {
+      'steps': [row['step'] for row in fusion],
+      'readers': _weights(fusion),
+    },
+  }
+
+
+def _translated(training: TrainingConfig) -> str:
+  """Say what the scores of a validation are of."""
+  count = training.translate_sentences
+  lines = f'first {count:,} lines' if count else 'all lines'
+  return f'{lines}, beam {training.translate_beam}'
+
+
+def _weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]]:
+  """Return the weights that a reader gives to each layer, by update."""
+  readers: dict[str, dict[str, list]] = {}
+  for name in rows[-1] if rows else ():
+    if match := _WEIGHTS.fullmatch(_BY_LAYER.sub(r'\1_\3_\2', name)):
+      values = [row.get(name) for row in rows]
+      readers.setdefault(match[1], {})[match[2]] = values
+  ordered = sorted(readers, key=_by_number)
+  sides = [[x for x in ordered if x.startswith(side)] for side in SIDES]
+  return {
+    name: readers[name]
+    for side in sides
+    for name in [x for x in side if len(readers[x]) > 1][-_MOST_READERS:]
+  }
+
+
+def _by_number(name: str) -> list[str]:
+  """Return a sort key: names by the numbers in them."""
+  return [part.zfill(9) for part in re.split(r'(\d+)', name)]
 
 
 def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
-  """Draw the curves of one or more runs, overlaid."""
-  figure, axes = figures.panels(len(_PANELS))
+  """Draw the curves of one or more runs, overlaid, and weights of layers."""
   named = {run: f'{run}, ' if len(runs) > 1 else '' for run in runs}
+  weights = {
+    f'{name}{reader}': lines
+    for run, name in named.items()
+    for reader, lines in _lines_of_weights(runs[run]['weights'])
+  }
+  figure, axes = figures.panels(len(_PANELS) + len(weights))
   dashed = {
     f'{name}{_NAMES["train"]}': f'{name}{_NAMES["valid"]}'
     for name in named.values()
   }
-  for panel, (field, name, axis) in zip(axes, _PANELS, strict=True):
+  translated = {numbers['translated'] for numbers in runs.values()}
+  said = translated.pop() if len(translated) == 1 else 'each as its config says'
+  for panel, (field, name, axis) in zip(axes, _PANELS, strict=False):
     lines = _lines(runs, named, field)
-    figures.draw_lines(panel, lines, 'update', name, dashed)
+    label = name.format(translated=said)
+    figures.draw_lines(panel, lines, 'update', label, dashed)
     if axis == 'log':
-      panel.set_yscale('log')
+      figures.make_logarithmic(panel)
     elif axis == 'zero':
       highest = panel.dataLim.y1
       panel.set_ylim(0, _ABOVE * highest if highest > 0 else 1)
+  figures.share_legend(figure, axes[: len(_PANELS)])
+  for panel, (title, lines) in zip(
+    axes[len(_PANELS) :], weights.items(), strict=True
+  ):
+    figures.draw_lines(panel, lines, 'update', 'weight of a source')
+    panel.set_title(title)
   starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
   for panel in axes:
     panel.set_xlim(min(starts), max(ends))
-  figures.share_legend(figure, axes)
   return figure
+
+
+def _lines_of_weights(
+  weights: Mapping[str, Any],
+) -> Iterator[tuple[str, dict[str, figures.Line]]]:
+  """Yield each reader and a line for each layer, if logged twice or more."""
+  steps = weights['steps']
+  for reader, layers in weights['readers'].items() if len(steps) > 1 else ():
+    yield (
+      reader,
+      {f'source {layer}': (steps, values) for layer, values in layers.items()},
+    )
 
 
 def draw(numbers: Numbers) -> figures.Figure:
@@ -83,7 +163,8 @@ def summary(numbers: Numbers) -> str:
   if bleu:
     step = max(bleu, key=lambda step: bleu[step])
     said += (
-      f'; the best validation BLEU is {bleu[step]:.2f}, at update {step:,}'
+      f'; the best validation BLEU is {bleu[step]:.2f}, at update {step:,} '
+      f'({numbers["translated"]})'
     )
   if numbers['gap'] and (gap := numbers['gap'][-1]) is not None:
     said += (
@@ -162,7 +243,7 @@ def draw_gradients(numbers: Numbers) -> figures.Figure:
   }
   figures.draw_lines(axes[1], over_layers, 'encoder layer', 'gradient norm')
   for panel in axes:
-    panel.set_yscale('log')
+    figures.make_logarithmic(panel)
   return figure
 
 

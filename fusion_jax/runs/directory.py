@@ -14,10 +14,12 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from fusion_jax import __version__
 from fusion_jax.config import ExperimentConfig, serialization
 from fusion_jax.data.corpora import read_files
 from fusion_jax.data.tokenizer import Tokenizer
@@ -57,10 +59,42 @@ def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
   return source, target
 
 
+def write_version(workdir: Path) -> None:
+  """Add the version that trains from here on, unless it is the last one."""
+  before, now = read_versions(workdir), _version()
+  if before[-1:] != [now]:
+    text = ''.join(f'{version}\n' for version in (*before, now))
+    write_whole(workdir / 'version', text.encode())
+
+
+def read_versions(workdir: Path) -> list[str]:
+  """Return the versions that trained a run one after the other."""
+  path = workdir / 'version'
+  if not path.exists():
+    return []
+  check_regular(path)
+  with read_errors(path):
+    return path.read_text('utf-8', 'replace').splitlines()
+
+
+def _version() -> str:
+  """Return the version of this package, and its commit in a checkout."""
+  root = Path(__file__).parents[2]
+  command = ['git', '-C', str(root), 'describe', '--always', '--dirty']
+  commit = ''
+  if (root / '.git').exists():
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+      commit = subprocess.run(
+        [*command, '--exclude=*'], capture_output=True, text=True, timeout=60
+      ).stdout.strip()
+  return f'{__version__}, commit {commit}' if commit else __version__
+
+
 # Files and folders that belong to the run itself.
 _OWN = re.compile(
   r'config\.json|(source|target)\.model|corpus|checkpoints|damaged|heartbeat|'
-  r'lock|metrics\.jsonl|wandb_id|translations|events\.out\.tfevents.*'
+  r'lock|metrics\.jsonl|version|wandb_id|translations|'
+  r'events\.out\.tfevents.*'
 )
 
 

@@ -25,6 +25,7 @@ from fusion_jax.runs.directory import (
   create_run,
   locked,
   write_corpus,
+  write_version,
 )
 from fusion_jax.runs.integrity import open_checkpoints
 from fusion_jax.runs.loading import TrainedModel
@@ -263,6 +264,8 @@ def _open_directory(
   )
   texts = {name: corpus.split('valid', name).texts() for name in directions}
   write_corpus(workdir, corpus.report, texts)
+  if is_first():
+    write_version(workdir)
 
 
 def _baseline(plan: Plan) -> TrainedModel | None:

@@ -2,8 +2,12 @@
 
 import difflib
 import functools
+import itertools
 import math
+import operator
 import re
+import statistics
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +16,15 @@ import jinja2
 from markupsafe import Markup
 from sacrebleu.metrics import CHRF
 
-from fusion_jax import figures
 from fusion_jax.analysis import curves
-from fusion_jax.analysis.report.contents import Card, Picture, RunReport
+from fusion_jax.analysis.report.contents import Card, RunReport, pictures
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion import Side, SideConfig
+from fusion_jax.config.fusion import SIDES, Side, SideConfig
 from fusion_jax.config.serialization import flatten, to_json
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.metrics import words_of
 
-# CSS pixels; figures up to this width stand side by side.
-_WIDE = 900
 # Characters of a cell with a number.
 _NUMERIC = frozenset('0123456789+-.,% ')
 # The text of a report: source and reference of each line.
@@ -40,12 +41,13 @@ def page(
   """Make the page of one run, or the comparison of several."""
   return _template().render(
     runs=runs,
+    title='; '.join(map(title, runs)),
+    updates=updates(runs),
     text=text,
     text_name=text_name,
     curves=_curves(runs),
     cards=_cards(runs),
     shown=list(_lines(runs, text, shown)),
-    separator=separator(runs[0].languages[1]),
     versions=versions,
   )
 
@@ -65,15 +67,8 @@ def _template() -> jinja2.Template:
     lstrip_blocks=True,
   )
   made.filters |= {'breakable': breakable, 'config_json': to_json}
-  made.tests |= {
-    'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC,
-    'wide': lambda cards: max(_widths(cards), default=0) > _WIDE,
-  }
+  made.tests |= {'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC}
   return made.get_template('page.html', globals={'tables': _TABLES})
-
-
-def _widths(cards: Sequence[tuple[RunReport, Card]]) -> list[int]:
-  return [card.figure.width for _, card in cards if card.figure]
 
 
 def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
@@ -81,7 +76,7 @@ def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
   return {
     'view': VIEWS['curves'],
     'said': [f'{name}: {curves.summary(x)}' for name, x in numbers.items()],
-    'picture': Picture.of_svg(figures.as_svg(curves.draw_runs(numbers))),
+    'panels': pictures(curves.draw_runs(numbers)),
   }
 
 
@@ -118,29 +113,40 @@ def _lines(
     }
 
 
-def separator(language: str) -> str:
-  """Return the text between two units of a line."""
-  return words_of(language).between
-
-
 def stretches(
   text: str, reference: str, language: str
 ) -> Iterator[tuple[str, bool]]:
-  """Yield adjacent words, and whether the reference lacks or moves them.
+  """Yield the parts of a line, and whether the reference lacks or moves them.
 
+  Words are compared without the punctuation around them, which is not marked.
   They are characters where spaces part no words.
   """
-  between = separator(language)
-  words, others = (
+  between = words_of(language).between
+  lines = [
     line.split() if between else list(line) for line in (text, reference)
-  )
-  matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
+  ]
+  bare = [[_bare(word) for word in line] for line in lines]
+  matcher = difflib.SequenceMatcher(None, *bare, autojunk=False)
+  parts: list[tuple[str, bool]] = []
   for kind, start, end, *_ in matcher.get_opcodes():
-    if start < end:
-      yield between.join(words[start:end]), kind != 'equal'
+    for index in range(start, end):
+      whole, word = lines[0][index], bare[0][index]
+      before, _, after = whole.partition(word) if word else (whole, '', '')
+      space = between if parts else ''
+      parts += [(space + before, False), (word, kind != 'equal')]
+      parts.append((after, False))
+  shown = filter(operator.itemgetter(0), parts)
+  for marked, group in itertools.groupby(shown, operator.itemgetter(1)):
+    yield ''.join(part for part, _ in group), marked
 
 
-_ABSENT = '(not there)'
+def _bare(word: str) -> str:
+  """Return a word without the punctuation around it."""
+  marks = (c for c in word if unicodedata.category(c).startswith('P'))
+  return word.strip(''.join(marks))
+
+
+_ABSENT, _UNKNOWN = '(not there)', 'not recorded'
 Row = Sequence[str]
 
 
@@ -151,10 +157,16 @@ def overview(runs: Sequence[RunReport]) -> list[Row]:
     'decoder': lambda run: scheme(run.config, 'decoder'),
     'direction': lambda run: '-'.join(run.languages),
     'parameters': lambda run: f'{sum(run.parameters.values()):,}',
-    'BLEU': lambda run: f'{run.scores.bleu:.2f}',
-    'chrF': lambda run: f'{run.scores.chrf:.2f}',
+    'BLEU of this page': _bleu,
+    'best BLEU of its validations': _best_bleu,
+    'chrF of this page': lambda run: f'{run.scores.chrf:.2f}',
     'checkpoint': _checkpoint,
-    'trained': lambda run: _trained(run.last),
+    'trained': lambda run: _trained(run.trained[-1]),
+    'speed of training': _speed,
+    'seed': lambda run: str(run.config.training.seed),
+    'trained by': lambda run: (
+      f'fusion_jax {"; ".join(run.versions)}' if run.versions else _UNKNOWN
+    ),
     'started from': lambda run: (
       run.config.training.init_from or 'random parameters'
     ),
@@ -170,21 +182,32 @@ def scores(runs: Sequence[RunReport]) -> tuple[Row, list[Row]]:
     run.name: [getattr(run.scores, field) for field in metrics.values()]
     for run in runs
   }
-  heads, rows = ['run', *metrics], list[Row]()
+  heads, rows = ['run', 'BLEU (95 % interval)', 'chrF', 'search'], list[Row]()
   if len(runs) > 1:
     heads += [f'{metric} less {first.name}' for metric in metrics]
-  for name, row in values.items():
+  for run, row in zip(runs, values.values(), strict=True):
     pairs = zip(row, values[first.name], strict=True)
     less = [f'{value - other:+.2f}' for value, other in pairs]
-    cells = [f'{value:.2f}' for value in row]
-    rows.append([name, *cells, *(less if len(runs) > 1 else ())])
+    cells = [f'{row[0]:.2f} ({_interval(run)})', f'{row[1]:.2f}', _search(run)]
+    rows.append([run.name, *cells, *(less if len(runs) > 1 else ())])
   return heads, rows
 
 
-def validations(run: RunReport) -> list[Row]:
-  """Return the validations of a run, one a row."""
-  cells = zip(*run.curves['valid'].values(), strict=True)
-  return [[f'{row[0]:,}', *map(_number, row[1:])] for row in cells]
+def validations(run: RunReport) -> tuple[Row, list[Row]]:
+  """Return heads and rows of the validations of a run."""
+  names, columns = zip(*run.curves['valid'].items(), strict=True)
+  translated = {'bleu': 'BLEU', 'chrf': 'chrF'}
+  heads = [
+    f'{translated[name]}, {run.curves["translated"]}'
+    if name in translated
+    else name
+    for name in names[1:]
+  ]
+  rows = [
+    [f'{row[0]:,}', *map(_number, row[1:])]
+    for row in zip(*columns, strict=True)
+  ]
+  return ['update', *heads], rows
 
 
 def options(runs: Sequence[RunReport]) -> tuple[list[Row], list[Row]]:
@@ -242,6 +265,55 @@ def scheme(config: ExperimentConfig, side: Side) -> str:
     parts.append(f'attention over {chosen.layers} layers')
   layers = f'{config.model.layers(side)} layers'
   return f'{layers}, {" and ".join(parts) or "no fusion"}'
+
+
+def title(run: RunReport) -> str:
+  """Return the name of a run and its schemes: 'a: dlcl (encoder)'."""
+  sides: dict[str, list[str]] = {}
+  for side in SIDES:
+    options = run.config.model.side(side)
+    for name in {options.fusion, options.attention} - {'none'}:
+      sides.setdefault(name, []).append(side)
+  listed = [f'{name} ({" and ".join(x)})' for name, x in sorted(sides.items())]
+  return f'{run.name}: {", ".join(listed) or "no fusion"}'
+
+
+def updates(runs: Sequence[RunReport]) -> str:
+  """Say how long each run was trained, if they differ; '' if not."""
+  counts = {run.name: run.trained[-1]['step'] for run in runs}
+  listed = ', '.join(f'{name} {count:,}' for name, count in counts.items())
+  return listed if len(set(counts.values())) > 1 else ''
+
+
+def _bleu(run: RunReport) -> str:
+  lines = f'{len(run.translations):,} lines, {_search(run)}'
+  return f'{run.scores.bleu:.2f} ({_interval(run)}; {lines})'
+
+
+def _interval(run: RunReport) -> str:
+  low, high = run.interval
+  return f'{low:.2f} to {high:.2f}'
+
+
+def _search(run: RunReport) -> str:
+  return f'beam {run.config.decoding.beam_size}'
+
+
+def _best_bleu(run: RunReport) -> str:
+  scores = run.curves['valid'].get('bleu', [])
+  known = [score for score in scores if score is not None]
+  if not known:
+    return 'none'
+  return f'{max(known):.2f} ({run.curves["translated"]})'
+
+
+def _speed(run: RunReport) -> str:
+  """Return the median over the reports, of which the first waits for XLA."""
+  speeds = [row.get('tokens_per_second') for row in run.trained]
+  known = [speed for speed in speeds if speed is not None]
+  if not known:
+    return _UNKNOWN
+  return f'{statistics.median(known):,.0f} target tokens a second'
 
 
 def _value(value: Any) -> str:
