@@ -328,16 +328,15 @@ def as_panels(figure: Figure, largest: int) -> Iterator[PanelFile]:
 
   Those of more bytes than `largest` are PNG files. The figure is taken apart.
   """
-  every, size = figure.axes, figure.get_size_inches()
+  every, (width, height) = figure.axes, figure.get_size_inches()
   for axes in every:
     figure.delaxes(axes)
   for legend in figure.legends[:]:
-    handles, names = legend.legend_handles, legend.get_texts()
+    handles = [handle for handle in legend.legend_handles if handle]
+    names = [text.get_text() for text in legend.get_texts()]
     legend.remove()
     figure.set_layout_engine('none')
-    one = figure.legend(
-      handles, [name.get_text() for name in names], frameon=False
-    )
+    one = figure.legend(handles, names, frameon=False)
     yield _panel_file(figure, largest, is_legend=True)
     one.remove()
   figure.set_layout_engine('constrained')
@@ -345,7 +344,7 @@ def as_panels(figure: Figure, largest: int) -> Iterator[PanelFile]:
     if (place := panel.get_subplotspec()) is None:
       continue  # The colours of another panel.
     grid = place.get_gridspec()
-    figure.set_size_inches(size / (grid.ncols, grid.nrows))
+    figure.set_size_inches(width / grid.ncols, height / grid.nrows)
     bars = [image.colorbar.ax for image in panel.images if image.colorbar]
     for axes in (panel, *bars):
       figure.add_axes(axes)

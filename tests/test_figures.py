@@ -163,6 +163,55 @@ def test_numbers_that_hardly_differ_have_hardly_other_colours(values, limits):
   assert axes.images[0].get_clim() == pytest.approx(limits)
 
 
+@pytest.mark.parametrize(
+  ('values', 'expected'),
+  [
+    ([0.055, 0.085], ['0.06', '0.07', '0.08']),
+    ([0.00002, 0.03], ['0.0001', '0.001', '0.01']),
+    ([0.5, 20_000], ['1', '10', '100', '1000', '10000']),
+  ],
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(values, expected):
+  figure, (axes,) = figures.panels(1)
+  axes.plot([1, 2], values)
+  figures.make_logarithmic(axes)
+  figure.draw_without_rendering()
+  low, high = axes.get_ylim()
+  ticks = axes.yaxis.get_major_ticks() + axes.yaxis.get_minor_ticks()
+  shown = {
+    tick.label1.get_text(): tick.get_loc()
+    for tick in ticks
+    if low <= tick.get_loc() <= high
+  }
+  assert set(expected) <= shown.keys()
+  for text, place in shown.items():
+    if text:
+      assert float(text) == pytest.approx(place)
+      assert 'e' not in text
+
+
+def test_panels_are_files_of_one_width_and_the_legend_is_first():
+  figure, axes = figures.panels(3)
+  for panel in axes[:2]:
+    figures.draw_lines(panel, _LINES, 'x', 'y')
+  figures.share_legend(figure, axes[:2])
+  figures.draw_map(axes[2], np.eye(2), ('a', 'b'), (), 'x', 'the map', 'unit')
+  legend, *others = figures.as_panels(figure, 1_000_000)
+  assert legend.is_legend
+  assert b'line 8' in legend.content
+  assert [each.inches for each in others] == [pytest.approx(4.4)] * 3
+  assert [b'the map' in each.content for each in others] == [False, False, True]
+  # The colours belong to the map, and are no panel of their own.
+  assert b'unit' in others[2].content
+  assert {each.kind for each in (legend, *others)} == {'svg+xml'}
+
+
+def test_a_large_panel_is_a_png():
+  (panel,) = figures.as_panels(_figure('x'), 100)
+  assert panel.kind == 'png'
+  assert panel.content.startswith(b'\x89PNG')
+
+
 @pytest.mark.parametrize('last', [9, 20, 999, 7_200, 100_000])
 def test_numbers_below_lines_do_not_overlap(last):
   figure, (axes,) = figures.panels(1)

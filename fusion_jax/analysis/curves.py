@@ -7,6 +7,7 @@ and Fig. 11: fusing groups balances the gradients of low and high layers.
 
 import bisect
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ _VALID = 'accuracy', 'loss', 'perplexity', 'bleu', 'chrf'
 # over the values.
 _PANELS = (
   ('accuracy', 'accuracy (share of target tokens)', 'values'),
-  ('loss', 'loss (nats; training: label-smoothed)', 'values'),
+  ('loss', 'loss (nats; training: smoothed)', 'values'),
   ('perplexity', 'perplexity a target token', 'log'),
   ('bleu', 'BLEU, {translated}', 'zero'),
   ('chrf', 'chrF, {translated}', 'zero'),
@@ -49,6 +50,8 @@ _WEIGHTS = re.compile(
 )
 # Transparent attention logs its weights by layer, then by reader.
 _BY_LAYER = re.compile(r'(.+/read_out/weights)_(\d+)_(\d+)')
+# Letters of a line of their titles.
+_TITLE = 40
 # Most panels of the weights of a side: those of its highest readers.
 _MOST_READERS = 3
 
@@ -108,31 +111,37 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
     for reader, lines in _lines_of_weights(runs[run]['weights'])
   }
   figure, axes = figures.panels(len(_PANELS) + len(weights))
+  alike, others = axes[: len(_PANELS)], axes[len(_PANELS) :]
+  _draw_curves(alike, runs, named)
+  figures.share_legend(figure, alike)
+  for panel, (title, lines) in zip(others, weights.items(), strict=True):
+    figures.draw_lines(panel, lines, 'update', 'weight of a source')
+    panel.set_title(textwrap.fill(title, _TITLE))
+  return figure
+
+
+def _draw_curves(
+  axes: Sequence[figures.Axes],
+  runs: Mapping[str, Mapping[str, Any]],
+  named: Mapping[str, str],
+) -> None:
   dashed = {
     f'{name}{_NAMES["train"]}': f'{name}{_NAMES["valid"]}'
     for name in named.values()
   }
   translated = {numbers['translated'] for numbers in runs.values()}
   said = translated.pop() if len(translated) == 1 else 'each as its config says'
-  for panel, (field, name, axis) in zip(axes, _PANELS, strict=False):
-    lines = _lines(runs, named, field)
-    label = name.format(translated=said)
+  for panel, (field, name, axis) in zip(axes, _PANELS, strict=True):
+    lines, label = _lines(runs, named, field), name.format(translated=said)
     figures.draw_lines(panel, lines, 'update', label, dashed)
     if axis == 'log':
       figures.make_logarithmic(panel)
     elif axis == 'zero':
       highest = panel.dataLim.y1
       panel.set_ylim(0, _ABOVE * highest if highest > 0 else 1)
-  figures.share_legend(figure, axes[: len(_PANELS)])
-  for panel, (title, lines) in zip(
-    axes[len(_PANELS) :], weights.items(), strict=True
-  ):
-    figures.draw_lines(panel, lines, 'update', 'weight of a source')
-    panel.set_title(title)
   starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
   for panel in axes:
     panel.set_xlim(min(starts), max(ends))
-  return figure
 
 
 def _lines_of_weights(

@@ -24,11 +24,12 @@ from saved_runs import SavedRun
 from fusion_jax import figures
 from fusion_jax.analysis.report import __main__ as program
 from fusion_jax.analysis.report import contents
+from fusion_jax.analysis.report import page as report_page
 from fusion_jax.analysis.report.contents import (
   parameters_by_part,
   training_pairs,
 )
-from fusion_jax.analysis.report.page import page, separator, stretches
+from fusion_jax.analysis.report.page import page, stretches
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.views import VIEWS, View, keep, views_of
 from fusion_jax.config import DataConfig, DecodingConfig
@@ -58,13 +59,14 @@ _MODELS = {
     'decoder_layers': 3,
   },
 }
-_SVG = b'<svg xmlns="" width="72pt" height="72pt"/>'
+_PICTURE = contents.Picture('data:image/svg+xml;base64,', 96)
 
 
 @pytest.fixture
 def quick(monkeypatch):
-  """Pages whose own figures are not drawn, which takes seconds."""
-  monkeypatch.setattr(figures, 'as_svg', lambda figure: _SVG)
+  """Pages whose figures are not drawn, which takes seconds."""
+  monkeypatch.setattr(report_page, 'pictures', lambda figure: (_PICTURE,))
+  monkeypatch.setattr(contents, 'panels_of', lambda *given: (_PICTURE,) * 2)
 
 
 def _slow_view(measure=lambda analysed: pytest.fail('it is slow')):
@@ -84,7 +86,7 @@ def _stored(view, analysed, folder):
   """In place of `look_at`: a result that is not computed."""
   folder.mkdir(exist_ok=True)
   for kind in ('svg', 'png'):
-    (folder / f'{view.name}.{kind}').write_bytes(_SVG)
+    (folder / f'{view.name}.{kind}').write_bytes(b'')
   values = {'summary': f'{view.name} <seen>', 'numbers': [1.5, None]}
   keep(folder / f'{view.name}.json', analysed, values, analysed.digest)
   return values
@@ -116,8 +118,6 @@ def test_every_view_of_a_scheme_is_named(words, tmp_path, monkeypatch):
     if view.slow:
       assert f'fusion-jax analyse {view.name} --workdir=' in html.text
     else:
-      # 72 points are an inch of 96 pixels.
-      assert card.figure.width == 96
       assert any(view.title in image['alt'] for image in html.all('img'))
     assert view.source in html.text
     assert view.reading in html.text
@@ -214,7 +214,7 @@ def test_the_sections_of_a_page(tmp_path):
   for said in ('1,200, 1,100 after filtering', '75.0%', 'nrefs:1|', '1 < 2'):
     assert said in html.text
   assert html.all('html') == [{'lang': 'en'}]
-  assert html.words['title'] == ['run - fusion_jax']
+  assert html.words['title'] == ['run: no fusion - fusion_jax']
 
 
 @pytest.mark.usefixtures('quick')
@@ -271,7 +271,8 @@ def test_a_comparison_shows_both(tmp_path):
   )
   whole = _page([one, two])
   html = Page(whole)
-  assert html.words['h1'] == ['one, two']
+  assert html.words['h1'] == ['one: no fusion; two: no fusion']
+  assert 'different numbers of updates' not in html.text
   difference = 100 - one.scores.bleu
   assert f'{difference:+.2f}' in html.words['td']
   assert 'BLEU less one' in html.words['th']
@@ -286,9 +287,9 @@ _WORDS = st.lists(st.sampled_from(['a', 'b', 'c', 'd']), max_size=8)
 
 def test_marks_by_hand():
   assert [*stretches('the red cat sat', 'the cat sat', 'en')] == [
-    ('the', False),
+    ('the ', False),
     ('red', True),
-    ('cat sat', False),
+    (' cat sat', False),
   ]
   assert [*stretches('', 'the cat', 'en')] == []
   assert [*stretches('我爱狗', '我爱猫', 'zh_CN')] == [
@@ -297,11 +298,32 @@ def test_marks_by_hand():
   ]
 
 
+@pytest.mark.parametrize(
+  ('made', 'reference', 'language', 'marked'),
+  [
+    ('na podlaze, spí', 'spí na podlaze', 'cs', ['spí']),
+    ('„podlaze“ … (spí)!', 'podlaze spí', 'cs', []),
+    ('der Hund, so', 'der Mann so', 'de', ['Hund']),
+    ("the dog's 5.5 %", "the dog's 5,5 %", 'en', ['5.5']),
+    # A vowel sign is a part of its word.
+    ('«कि» है', 'कि है', 'hi', []),
+    ('कि', 'क', 'hi', ['कि']),
+    ('我爱狗。', '我爱猫', 'zh', ['狗']),
+  ],
+)
+def test_punctuation_around_words_is_not_marked(
+  made, reference, language, marked
+):
+  found = [*stretches(made, reference, language)]
+  assert [text for text, is_marked in found if is_marked] == marked
+  assert ''.join(text for text, _ in found) == made
+
+
 @given(_WORDS, _WORDS)
 def test_stretches_are_the_translation(made, reference):
   line = ' '.join(made)
   found = [*stretches(line, ' '.join(reference), 'en')]
-  assert separator('en').join(text for text, _ in found) == line
+  assert ''.join(text for text, _ in found) == line
   # What is not marked is a common subsequence.
   rest = iter(reference)
   kept = (word for text, marked in found if not marked for word in text.split())
@@ -393,11 +415,11 @@ def test_the_program_makes_a_page(saved, capsys, monkeypatch):
   flags = (f'--output={saved / "both.html"}', '--shown=2')
   assert _main(saved, *flags, workdirs=('one', 'two')) == 0
   both = Page((saved / 'both.html').read_text())
-  names = ', '.join(str(saved / name) for name in ('one', 'two'))
+  names = '; '.join(f'{saved / name}: no fusion' for name in ('one', 'two'))
   assert both.words['h1'] == [names]
   assert len(both.all('dl')) == 2
-  # The curves of both, and of each its other two views.
-  assert len(both.all('img')) == 1 + 2 * 2
+  # A legend and six curves, and of each run maps, lines and gradients.
+  assert len(both.all('img')) == 1 + 6 + 2 * (3 + 2)
 
 
 def _without(folder, tmp_path, *names):

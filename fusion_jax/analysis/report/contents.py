@@ -81,6 +81,11 @@ def pictures(figure: figures.Figure) -> tuple[Picture, ...]:
   )
 
 
+def panels_of(view: View, content: Mapping[str, Any]) -> tuple[Picture, ...]:
+  """Draw a view again: its file has all panels side by side."""
+  return pictures(view.draw(content['numbers']))
+
+
 @dataclasses.dataclass(frozen=True)
 class Card:
   """A view of a run: content of VIEW.json, or why it was not made."""
@@ -235,4 +240,4 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
       logger.warning('%s is left out: %s', view.name, error)
       yield Card(view, missing=f'It could not be made: {error}.')
       continue
-    yield Card(view, content, pictures(view.draw(content['numbers'])))
+    yield Card(view, content, panels_of(view, content))

@@ -125,12 +125,12 @@ def stretches(
   lines = [
     line.split() if between else list(line) for line in (text, reference)
   ]
-  bare = [[_bare(word) for word in line] for line in lines]
-  matcher = difflib.SequenceMatcher(None, *bare, autojunk=False)
+  bare, others = ([_bare(word) for word in line] for line in lines)
+  matcher = difflib.SequenceMatcher(None, bare, others, autojunk=False)
   parts: list[tuple[str, bool]] = []
   for kind, start, end, *_ in matcher.get_opcodes():
     for index in range(start, end):
-      whole, word = lines[0][index], bare[0][index]
+      whole, word = lines[0][index], bare[index]
       before, _, after = whole.partition(word) if word else (whole, '', '')
       space = between if parts else ''
       parts += [(space + before, False), (word, kind != 'equal')]
@@ -203,7 +203,7 @@ def validations(run: RunReport) -> tuple[Row, list[Row]]:
     else name
     for name in names[1:]
   ]
-  rows = [
+  rows: list[Row] = [
     [f'{row[0]:,}', *map(_number, row[1:])]
     for row in zip(*columns, strict=True)
   ]
