@@ -36,6 +36,7 @@ from fusion_jax.config import DataConfig, DecodingConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.metrics import corpus_scores, words_of
 
 _SECTIONS = [
   'runs',
@@ -215,6 +216,89 @@ def test_the_sections_of_a_page(tmp_path):
     assert said in html.text
   assert html.all('html') == [{'lang': 'en'}]
   assert html.words['title'] == ['run: no fusion - fusion_jax']
+
+
+def _overview(*runs):
+  return {name: cells for name, *cells in report_page.overview(runs)}
+
+
+def test_each_bleu_says_what_it_is_of(tmp_path):
+  run = report_of(fused_run(tmp_path))
+  rows = _overview(run)
+  bleu = f'{run.scores.bleu:.2f} (1.50 to 42.25; 4 lines, beam 4)'
+  assert rows['BLEU of this page'] == [bleu]
+  assert rows['best BLEU of its validations'] == ['4.50 (all lines, beam 1)']
+  heads, _ = report_page.validations(run)
+  assert 'BLEU, all lines, beam 1' in heads
+
+
+def test_seed_speed_and_version_are_shown(tmp_path):
+  run = report_of(fused_run(tmp_path))
+  rows = _overview(run)
+  assert rows['seed'] == ['0']
+  assert rows['speed of training'] == ['20,000 target tokens a second']
+  assert rows['trained by'] == ['fusion_jax 0.1.0, commit 1a2b3c4']
+  older = dataclasses.replace(run, versions=[], trained=[{'step': 30}])
+  rows = _overview(older)
+  assert rows['speed of training'] == rows['trained by'] == ['not recorded']
+
+
+def test_the_interval_of_bleu_is_that_of_the_bootstrap():
+  references, words = ['eins zwei drei vier fünf'] * 30, words_of('de')
+  # Every sample of the lines has the same score.
+  same = contents.bleu_interval(references, references, words)
+  assert same == (pytest.approx(100), pytest.approx(100))
+  made = ['eins zwei drei vier sechs'] * 15 + references[15:]
+  low, high = contents.bleu_interval(made, references, words)
+  bleu = corpus_scores(made, references, 'de').bleu
+  assert bleu - 20 < low < bleu - 1
+  assert bleu + 1 < high < bleu + 20
+
+
+@pytest.mark.parametrize(
+  ('sides', 'expected'),
+  [
+    ({}, 'run: no fusion'),
+    ({'decoder': SideConfig('gtrans')}, 'run: gtrans (decoder)'),
+    (
+      {side: SideConfig('hierarchical') for side in ('encoder', 'decoder')},
+      'run: hierarchical (encoder and decoder)',
+    ),
+    (
+      {
+        'encoder': SideConfig('dlcl'),
+        'decoder': reading('shortcut', source='lexical'),
+      },
+      'run: dlcl (encoder), shortcut (decoder)',
+    ),
+  ],
+)
+def test_the_title_names_the_schemes(sides, expected, tmp_path):
+  analysed = fused_run(tmp_path, dataclasses.replace(MODEL, **sides))
+  assert report_page.title(report_of(analysed)) == expected
+
+
+@pytest.mark.usefixtures('quick')
+def test_different_numbers_of_updates_are_said(tmp_path):
+  analysed = fused_run(tmp_path)
+  one, two = (report_of(analysed, name=name) for name in ('one', 'two'))
+  longer = dataclasses.replace(two, trained=[{'step': 1200}])
+  said = 'The trainings had different numbers of updates: one 30, two 1,200.'
+  assert said in Page(_page([one, longer])).text
+
+
+def test_panels_stand_alone(tmp_path):
+  """A narrow screen can stack them; none is hidden at its right edge."""
+  html = Page(_page([report_of(fused_run(tmp_path))]))
+  images = html.all('img')
+  # A legend and six curves.
+  assert len(images) == 7
+  assert images[0]['alt'].startswith('Curves of the training')
+  widths = [
+    int(re.search(r'min-width: (\d+)px', each['style'])[1]) for each in images
+  ]
+  # A screen of 390 pixels without the margins.
+  assert max(widths) < 340
 
 
 @pytest.mark.usefixtures('quick')

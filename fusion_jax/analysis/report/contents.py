@@ -165,11 +165,13 @@ def bleu_interval(
 ) -> tuple[float, float]:
   """Return the 95 % interval of BLEU over bootstrap samples of the lines."""
   (counts,) = statistics_of([translations], [references], words, names=['BLEU'])
-  _, tested = paired_test('BLEU', words, 1, counts, 'bs', _SAMPLES)
-  drawn = tested['BLEU']
+  systems = {'translations': counts['BLEU']}
+  _, tested = paired_test('BLEU', words, 1, systems, 'bs', _SAMPLES)
+  drawn = tested['translations']
   assert drawn.mean is not None
   assert drawn.interval is not None
-  return drawn.mean - drawn.interval, drawn.mean + drawn.interval
+  low, high = drawn.mean - drawn.interval, drawn.mean + drawn.interval
+  return max(low, 0.0), min(high, 100.0)
 
 
 def translation(analysed: RunWithText, folder: Path) -> list[str]:
