@@ -5,6 +5,8 @@ vision can tell apart, and the colour map cividis, which looks the same to all.
 Figures are made without pyplot: there is no global state and no screen.
 """
 
+import base64
+import dataclasses
 import functools
 import io
 import itertools
@@ -77,9 +79,6 @@ _EASTERN = (
 # A map with more cells or columns than this shows no numbers in them.
 _MOST_NUMBERS = 120
 _MOST_COLUMNS = 14
-# Points: the smallest and the largest letters of numbers in the cells, and
-# those of one column, which more columns share.
-_CELL_LETTERS, _COLUMN_LETTERS = (7, 10), 70
 # Ten steps of the numbers in the cells, which a map's colours tell apart.
 _LEAST_SPAN = 0.1
 # Most markers of a line, about.
@@ -91,6 +90,8 @@ _MOST_NAMES = 20
 # Most ticks of a line's x axis: of short numbers, and of those from 1,000 on.
 _MOST_TICKS, _MOST_LONG_TICKS = 10, 4
 _LONG_NUMBER = 1_000
+# Bytes; a larger drawing is shown as a PNG.
+_LARGEST_SVG = 400_000
 # Width and height of a panel in inches.
 _PANEL = 4.4, 3.2
 
@@ -290,7 +291,7 @@ def spanned(values: Float[np.ndarray, '*axes']) -> tuple[float, float]:
 
 
 def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
-  size = float(np.clip(_COLUMN_LETTERS / values.shape[1], *_CELL_LETTERS))
+  size = float(np.clip(70 / values.shape[1], 7, 10))
   for (row, column), value in np.ndenumerate(values):
     if np.isfinite(value):
       axes.text(
@@ -309,25 +310,28 @@ def as_svg(figure: Figure) -> bytes:
   return _encoded(figure, 'svg')
 
 
-class PanelFile(NamedTuple):
-  """File of a panel of a figure, or of the legend of all its panels.
+@dataclasses.dataclass(frozen=True)
+class Picture:
+  """Data address of a panel or a legend, and its width in CSS pixels."""
 
-  Attributes:
-    kind: 'svg+xml' or 'png'.
-    inches: Its width.
-  """
+  address: str
+  width: int
+  is_legend: bool = False
 
-  content: bytes
-  kind: str
-  inches: float
-  is_legend: bool
+  @classmethod
+  def of(cls, figure: Figure, is_legend: bool = False) -> 'Picture':
+    """Return a figure as an SVG, or as a PNG where that is too large."""
+    box = figure.get_tightbbox() if is_legend else figure.bbox_inches
+    content, kind = _encoded(figure, 'svg', bbox_inches=box), 'svg+xml'
+    if len(content) > _LARGEST_SVG:
+      content, kind = _encoded(figure, 'png', bbox_inches=box), 'png'
+    address = f'data:image/{kind};base64,{base64.b64encode(content).decode()}'
+    # CSS has 96 pixels an inch.
+    return cls(address, round(96 * box.width), is_legend)
 
 
-def as_panels(figure: Figure, largest: int) -> Iterator[PanelFile]:
-  """Yield the legend of all panels, if any, and each panel, as SVG files.
-
-  Those of more bytes than `largest` are PNG files. The figure is taken apart.
-  """
+def as_panels(figure: Figure) -> Iterator[Picture]:
+  """Take a figure apart: the legend of all panels, if any, and each panel."""
   every, (width, height) = figure.axes, figure.get_size_inches()
   for axes in every:
     figure.delaxes(axes)
@@ -337,7 +341,7 @@ def as_panels(figure: Figure, largest: int) -> Iterator[PanelFile]:
     legend.remove()
     figure.set_layout_engine('none')
     one = figure.legend(handles, names, frameon=False)
-    yield _panel_file(figure, largest, is_legend=True)
+    yield Picture.of(figure, is_legend=True)
     one.remove()
   figure.set_layout_engine('constrained')
   for panel in every:
@@ -349,19 +353,9 @@ def as_panels(figure: Figure, largest: int) -> Iterator[PanelFile]:
     for axes in (panel, *bars):
       figure.add_axes(axes)
     panel.set_subplotspec(GridSpec(1, 1, figure)[0])
-    yield _panel_file(figure, largest)
+    yield Picture.of(figure)
     for axes in (panel, *bars):
       figure.delaxes(axes)
-
-
-def _panel_file(
-  figure: Figure, largest: int, is_legend: bool = False
-) -> PanelFile:
-  box = figure.get_tightbbox() if is_legend else figure.bbox_inches
-  content, kind = _encoded(figure, 'svg', bbox_inches=box), 'svg+xml'
-  if len(content) > largest:
-    content, kind = _encoded(figure, 'png', bbox_inches=box), 'png'
-  return PanelFile(content, kind, box.width, is_legend)
 
 
 def save(figure: Figure, path: Path) -> list[Path]:

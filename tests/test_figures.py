@@ -1,5 +1,6 @@
 """What all figures share: letters of other scripts, and files."""
 
+import base64
 import itertools
 import resource
 import warnings
@@ -196,20 +197,27 @@ def test_panels_are_files_of_one_width_and_the_legend_is_first():
     figures.draw_lines(panel, _LINES, 'x', 'y')
   figures.share_legend(figure, axes[:2])
   figures.draw_map(axes[2], np.eye(2), ('a', 'b'), (), 'x', 'the map', 'unit')
-  legend, *others = figures.as_panels(figure, 1_000_000)
-  assert legend.is_legend
-  assert b'line 8' in legend.content
-  assert [each.inches for each in others] == [pytest.approx(4.4)] * 3
-  assert [b'the map' in each.content for each in others] == [False, False, True]
+  legend, *others = figures.as_panels(figure)
+  assert [each.is_legend for each in (legend, *others)] == [True] + [False] * 3
+  assert b'line 8' in _content(legend, 'svg+xml')
+  # A panel has 4.4 inches of 96 pixels.
+  assert [each.width for each in others] == [422] * 3
+  contents = [_content(each, 'svg+xml') for each in others]
+  assert [b'the map' in content for content in contents] == [False, False, True]
   # The colours belong to the map, and are no panel of their own.
-  assert b'unit' in others[2].content
-  assert {each.kind for each in (legend, *others)} == {'svg+xml'}
+  assert b'unit' in contents[2]
 
 
-def test_a_large_panel_is_a_png():
-  (panel,) = figures.as_panels(_figure('x'), 100)
-  assert panel.kind == 'png'
-  assert panel.content.startswith(b'\x89PNG')
+def _content(picture, kind):
+  before, content = picture.address.split(',')
+  assert before == f'data:image/{kind};base64'
+  return base64.b64decode(content)
+
+
+def test_a_large_panel_is_a_png(monkeypatch):
+  monkeypatch.setattr(figures, '_LARGEST_SVG', 100)
+  (panel,) = figures.as_panels(_figure('x'))
+  assert _content(panel, 'png').startswith(b'\x89PNG')
 
 
 @pytest.mark.parametrize('last', [9, 20, 999, 7_200, 100_000])

@@ -8,20 +8,15 @@ and Fig. 11: fusing groups balances the gradients of low and high layers.
 import bisect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from fusion_jax import figures
-from fusion_jax.analysis.run_with_text import (
-  SIDES,
-  Numbers,
-  RunWithText,
-  numbered,
-)
-from fusion_jax.config import TrainingConfig
+from fusion_jax.analysis.run_with_text import Numbers, RunWithText, numbered
+from fusion_jax.config.fusion import SIDES
 from fusion_jax.errors import InputError
 
 # Fields of lines of kind 'train' and of kind 'valid'.
@@ -42,8 +37,8 @@ _ABOVE = 1.05
 # Most lines of a panel of gradients.
 _MOST_LINES = 5
 _NAMES = {'valid': 'validation', 'train': 'training'}
-# Numbers of kind 'fusion' that are weights of layers, the last index that of
-# the layer; those of groups have a view of their own.
+# Weights among the numbers of kind 'fusion': reader and source. Those of groups
+# have a view of their own.
 _WEIGHTS = re.compile(
   r'(?!decoder/prediction)(.+/(?:exploitation|hop_attention_\d+|layer_norms|'
   r'layer_weights|weights(?:_\d+)?(?:_[a-z_]+)?))_(\d+)'
@@ -62,44 +57,30 @@ def curves(analysed: RunWithText) -> Numbers:
   rows = [row for row in analysed.metrics if row['kind'] == 'valid']
   valid = _columns(rows, _VALID) if rows else {}
   fusion = [row for row in analysed.metrics if row['kind'] == 'fusion']
+  training = analysed.run.config.training
+  count = training.translate_sentences
+  lines = f'first {count:,} lines' if count else 'all lines'
   return {
     'train': train,
     'valid': valid,
     'gap': _gap(train, valid),
-    'translated': _translated(analysed.run.config.training),
-    'weights': {
-      'steps': [row['step'] for row in fusion],
-      'readers': _weights(fusion),
-    },
+    'translated': f'{lines}, beam {training.translate_beam}',
+    'weights': _weights(fusion) if len(fusion) > 1 else {},
   }
 
 
-def _translated(training: TrainingConfig) -> str:
-  """Say what the scores of a validation are of."""
-  count = training.translate_sentences
-  lines = f'first {count:,} lines' if count else 'all lines'
-  return f'{lines}, beam {training.translate_beam}'
-
-
-def _weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]]:
-  """Return the weights that a reader gives to each layer, by update."""
-  readers: dict[str, dict[str, list]] = {}
-  for name in rows[-1] if rows else ():
+def _weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+  """Return the weights that each reader gives its sources, as lines."""
+  steps = [row['step'] for row in rows]
+  readers: dict[str, dict[str, Any]] = {}
+  for name in rows[-1]:
     if match := _WEIGHTS.fullmatch(_BY_LAYER.sub(r'\1_\3_\2', name)):
-      values = [row.get(name) for row in rows]
-      readers.setdefault(match[1], {})[match[2]] = values
-  ordered = sorted(readers, key=_by_number)
-  sides = [[x for x in ordered if x.startswith(side)] for side in SIDES]
-  return {
-    name: readers[name]
-    for side in sides
-    for name in [x for x in side if len(readers[x]) > 1][-_MOST_READERS:]
-  }
-
-
-def _by_number(name: str) -> list[str]:
-  """Return a sort key: names by the numbers in them."""
-  return [part.zfill(9) for part in re.split(r'(\d+)', name)]
+      line = steps, [row.get(name) for row in rows]
+      readers.setdefault(match[1], {})[f'source {match[2]}'] = line
+  several = [name for name, lines in readers.items() if len(lines) > 1]
+  several.sort(key=lambda x: [n.zfill(9) for n in re.split(r'(\d+)', x)])
+  sides = [[x for x in several if x.startswith(side)] for side in SIDES]
+  return {x: readers[x] for side in sides for x in side[-_MOST_READERS:]}
 
 
 def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
@@ -108,7 +89,7 @@ def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
   weights = {
     f'{name}{reader}': lines
     for run, name in named.items()
-    for reader, lines in _lines_of_weights(runs[run]['weights'])
+    for reader, lines in runs[run]['weights'].items()
   }
   figure, axes = figures.panels(len(_PANELS) + len(weights))
   alike, others = axes[: len(_PANELS)], axes[len(_PANELS) :]
@@ -142,18 +123,6 @@ def _draw_curves(
   starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
   for panel in axes:
     panel.set_xlim(min(starts), max(ends))
-
-
-def _lines_of_weights(
-  weights: Mapping[str, Any],
-) -> Iterator[tuple[str, dict[str, figures.Line]]]:
-  """Yield each reader and a line for each layer, if logged twice or more."""
-  steps = weights['steps']
-  for reader, layers in weights['readers'].items() if len(steps) > 1 else ():
-    yield (
-      reader,
-      {f'source {layer}': (steps, values) for layer, values in layers.items()},
-    )
 
 
 def draw(numbers: Numbers) -> figures.Figure:

@@ -75,10 +75,8 @@ def _stacked(
 def draw(numbers: Numbers) -> figures.Figure:
   """Draw maps of both stacks in one scale, and their first rows as curves."""
   panels, curves = [], {}
-  every = [
-    numbers[side][part] for side in SIDES for part in ('cosine', 'output')
-  ]
-  limits = figures.spanned(np.concatenate([np.ravel(x) for x in every]))
+  parts = [numbers[x][part] for x in SIDES for part in ('cosine', 'output')]
+  limits = figures.spanned(np.concatenate([np.ravel(part) for part in parts]))
   for side in SIDES:
     cosines, outputs = numbers[side]['cosine'], numbers[side]['output']
     names = [str(layer) for layer in range(len(cosines))]

@@ -36,8 +36,6 @@ _TESTS = {'bootstrap': ('bs', 'samples'), 'randomisation': ('ar', 'trials')}
 _PAPER_LENGTHS = [15, 30, 45]
 # Buckets of lengths with as many lines each, and sentences each way.
 _QUANTILES, _EXAMPLES = 4, 5
-# The colour of bars that say little.
-_GREY = '#CCCCCC'
 _TITLES = {
   'bounds': 'by source length',
   'quantiles': 'by source length, as many lines each',
@@ -212,9 +210,8 @@ def _largest(change: Float[np.ndarray, ' S']) -> list[int]:
 
 def report(numbers: Numbers) -> str:
   """Write the results of a comparison section by section."""
-  text = _template().render(
-    numbers, paper_lengths=_PAPER_LENGTHS, few=buckets.FEW
-  )
+  constants = {'paper_lengths': _PAPER_LENGTHS, 'few': buckets.FEW}
+  text = _template().render(numbers, **constants)
   return re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
 
 
@@ -356,6 +353,6 @@ def _grey_few(panel: figures.Axes, rows: Sequence[Mapping[str, Any]]) -> None:
   few = [place for place, count in enumerate(filled) if count < buckets.FEW]
   for place, bars in itertools.product(few, panel.containers):
     bar = bars[place]
-    bar.set(edgecolor=bar.get_facecolor(), facecolor=_GREY)
+    bar.set(edgecolor=bar.get_facecolor(), facecolor='#CCCCCC')
   if few:
     panel.set_xlabel(f'{panel.get_xlabel()}; grey: fewer than {buckets.FEW}')

@@ -60,34 +60,23 @@ def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
 
 
 def write_version(workdir: Path) -> None:
-  """Add the version that trains from here on, unless it is the last one."""
-  before, now = read_versions(workdir), _version()
-  if before[-1:] != [now]:
-    text = ''.join(f'{version}\n' for version in (*before, now))
-    write_whole(workdir / 'version', text.encode())
-
-
-def read_versions(workdir: Path) -> list[str]:
-  """Return the versions that trained a run one after the other."""
-  path = workdir / 'version'
-  if not path.exists():
-    return []
-  check_regular(path)
-  with read_errors(path):
-    return path.read_text('utf-8', 'replace').splitlines()
-
-
-def _version() -> str:
-  """Return the version of this package, and its commit in a checkout."""
-  root = Path(__file__).parents[2]
-  command = ['git', '-C', str(root), 'describe', '--always', '--dirty']
-  commit = ''
+  """Record the version of this package, and its commit in a checkout."""
+  root, version = Path(__file__).parents[2], __version__
   if (root / '.git').exists():
+    git = ['git', '-C', str(root), 'describe', '--always', '--dirty']
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-      commit = subprocess.run(
-        [*command, '--exclude=*'], capture_output=True, text=True, timeout=60
-      ).stdout.strip()
-  return f'{__version__}, commit {commit}' if commit else __version__
+      commit = subprocess.check_output(
+        [*git, '--exclude=*'], text=True, stderr=subprocess.DEVNULL, timeout=60
+      )
+      version += f', commit {commit.strip()}'
+  write_whole(workdir / 'version', f'{version}\n'.encode())
+
+
+def read_version(workdir: Path) -> str:
+  """Return the version that began a run; '' where it was not recorded."""
+  path = workdir / 'version'
+  with read_errors(path):
+    return path.read_text('utf-8', 'replace').strip() if path.is_file() else ''
 
 
 # Files and folders that belong to the run itself.

@@ -258,14 +258,14 @@ def _open_directory(
 ) -> None:
   # Checked again: another training may have ended in it in the meantime.
   check_workdir(workdir, config)
+  if not (workdir / 'config.json').exists():
+    write_version(workdir)
   create_run(workdir, config, corpus.source_tokenizer, corpus.target_tokenizer)
   directions = (
     corpus.split('valid').directions if corpus.has_split('valid') else ()
   )
   texts = {name: corpus.split('valid', name).texts() for name in directions}
   write_corpus(workdir, corpus.report, texts)
-  if is_first():
-    write_version(workdir)
 
 
 def _baseline(plan: Plan) -> TrainedModel | None:

@@ -116,7 +116,7 @@ def test_weights_of_layers_are_drawn_over_the_training(tmp_path):
   analysed = fused_run(tmp_path)
   _log_fusion(tmp_path, [20, 30])
   finding = CURVES.look(analysed)
-  readers = finding['numbers']['weights']['readers']
+  readers = finding['numbers']['weights']
   # The last three of those with two layers or more.
   assert list(readers) == [
     'encoder/connection/weights_10',
@@ -124,7 +124,10 @@ def test_weights_of_layers_are_drawn_over_the_training(tmp_path):
     'encoder/read_out/weights_1',
   ]
   place = _LOGGED.index('encoder/read_out/weights_1_0') / 100
-  assert readers['encoder/read_out/weights_0']['1'] == [20 + place, 30 + place]
+  assert readers['encoder/read_out/weights_0']['source 1'] == (
+    [20, 30],
+    [20 + place, 30 + place],
+  )
   others = CURVES.draw(finding['numbers']).axes[6:]
   assert [panel.get_title() for panel in others] == list(readers)
   line = others[1].lines[1]

@@ -14,6 +14,7 @@ from report_runs import (
   MODEL,
   OTHER,
   TEXT,
+  TRAINED,
   Page,
   fused_run,
   report_of,
@@ -60,14 +61,13 @@ _MODELS = {
     'decoder_layers': 3,
   },
 }
-_PICTURE = contents.Picture('data:image/svg+xml;base64,', 96)
 
 
 @pytest.fixture
 def quick(monkeypatch):
   """Pages whose figures are not drawn, which takes seconds."""
-  monkeypatch.setattr(report_page, 'pictures', lambda figure: (_PICTURE,))
-  monkeypatch.setattr(contents, 'panels_of', lambda *given: (_PICTURE,) * 2)
+  picture = figures.Picture('data:image/svg+xml;base64,', 96)
+  monkeypatch.setattr(figures, 'as_panels', lambda figure: (picture,) * 2)
 
 
 def _slow_view(measure=lambda analysed: pytest.fail('it is slow')):
@@ -105,7 +105,10 @@ def _cards(analysed, folder, slow=False):
 @pytest.mark.usefixtures('quick')
 def test_every_view_of_a_scheme_is_named(words, tmp_path, monkeypatch):
   slow, model = _slow_view(), dataclasses.replace(MODEL, **_MODELS[words])
-  every = [*views_of(model), slow]
+  every = [
+    dataclasses.replace(view, draw=slow.draw)
+    for view in (*views_of(model), slow)
+  ]
   monkeypatch.setattr(contents, 'views_of', lambda config: every)
   monkeypatch.setattr(contents, 'look_at', _stored)
   analysed = fused_run(tmp_path, model)
@@ -218,29 +221,34 @@ def test_the_sections_of_a_page(tmp_path):
   assert html.words['title'] == ['run: no fusion - fusion_jax']
 
 
-def _overview(*runs):
-  return {name: cells for name, *cells in report_page.overview(runs)}
-
-
 def test_each_bleu_says_what_it_is_of(tmp_path):
   run = report_of(fused_run(tmp_path))
-  rows = _overview(run)
-  bleu = f'{run.scores.bleu:.2f} (1.50 to 42.25; 4 lines, beam 4)'
-  assert rows['BLEU of this page'] == [bleu]
-  assert rows['best BLEU of its validations'] == ['4.50 (all lines, beam 1)']
+  _, ((_, bleu, _, validated),) = report_page.scores([run])
+  assert bleu == f'{run.scores.bleu:.2f} (1.50 to 42.25), beam 4'
+  assert validated == '4.50 (all lines, beam 1)'
   heads, _ = report_page.validations(run)
-  assert 'BLEU, all lines, beam 1' in heads
+  assert 'bleu, all lines, beam 1' in heads
+
+
+def _overview(run):
+  return dict(report_page.overview([run]))
 
 
 def test_seed_speed_and_version_are_shown(tmp_path):
-  run = report_of(fused_run(tmp_path))
+  speeds = [{'tokens_per_second': 1000 * row['step']} | row for row in TRAINED]
+  analysed = fused_run(tmp_path)
+  write_metrics(tmp_path, trained=speeds)
+  rows = _overview(report_of(analysed))
+  assert rows['seed'] == '0'
+  # The median of 10,000, 20,000 and 30,000.
+  assert rows['speed of training'] == '20,000 target tokens a second'
+  assert rows['fusion_jax'] == '0.1.0, commit 1a2b3c4'
+
+
+def test_an_older_run_has_no_speed_and_no_version(tmp_path):
+  run = dataclasses.replace(report_of(fused_run(tmp_path)), code='')
   rows = _overview(run)
-  assert rows['seed'] == ['0']
-  assert rows['speed of training'] == ['20,000 target tokens a second']
-  assert rows['trained by'] == ['fusion_jax 0.1.0, commit 1a2b3c4']
-  older = dataclasses.replace(run, versions=[], trained=[{'step': 30}])
-  rows = _overview(older)
-  assert rows['speed of training'] == rows['trained by'] == ['not recorded']
+  assert rows['speed of training'] == rows['fusion_jax'] == 'not recorded'
 
 
 def test_the_interval_of_bleu_is_that_of_the_bootstrap():
@@ -282,7 +290,7 @@ def test_the_title_names_the_schemes(sides, expected, tmp_path):
 def test_different_numbers_of_updates_are_said(tmp_path):
   analysed = fused_run(tmp_path)
   one, two = (report_of(analysed, name=name) for name in ('one', 'two'))
-  longer = dataclasses.replace(two, trained=[{'step': 1200}])
+  longer = dataclasses.replace(two, last={'step': 1200})
   said = 'The trainings had different numbers of updates: one 30, two 1,200.'
   assert said in Page(_page([one, longer])).text
 
@@ -295,10 +303,14 @@ def test_panels_stand_alone(tmp_path):
   assert len(images) == 7
   assert images[0]['alt'].startswith('Curves of the training')
   widths = [
-    int(re.search(r'min-width: (\d+)px', each['style'])[1]) for each in images
+    int(each['style'].removeprefix('--width: ').removesuffix('px'))
+    for each in images
   ]
+  (share,) = re.findall(
+    r'min-width: calc\((0\.\d+) \* var', html.words['style'][0]
+  )
   # A screen of 390 pixels without the margins.
-  assert max(widths) < 340
+  assert float(share) * max(widths) < 340
 
 
 @pytest.mark.usefixtures('quick')

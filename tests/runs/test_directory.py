@@ -32,7 +32,7 @@ from fusion_jax.runs.directory import (
   locked,
   read_metrics,
   read_validation,
-  read_versions,
+  read_version,
   write_corpus,
   write_version,
 )
@@ -104,32 +104,30 @@ def test_a_run_from_elsewhere_has_no_file_read(tmp_path, monkeypatch):
     _ = analysed.lines
 
 
-def test_a_run_knows_the_versions_that_trained_it(tmp_path, monkeypatch):
-  assert read_versions(tmp_path) == []
-  for version in ('1.0, commit a', '1.0, commit a', '1.1', '1.0, commit a'):
-    monkeypatch.setattr(directory, '_version', lambda now=version: now)
-    write_version(tmp_path)
-  assert read_versions(tmp_path) == ['1.0, commit a', '1.1', '1.0, commit a']
+def _written(workdir):
+  write_version(workdir)
+  return read_version(workdir)
 
 
-def test_the_commit_of_a_checkout_is_known(tmp_path, monkeypatch):
+def test_the_commit_of_a_checkout_is_recorded(tmp_path, monkeypatch):
   place = tmp_path / 'fusion_jax' / 'runs' / 'directory.py'
   place.parent.mkdir(parents=True)
   place.write_text('old')
   monkeypatch.setattr(directory, '__file__', str(place))
-  assert directory._version() == __version__
+  run = tmp_path.with_name('run')
+  run.mkdir()
+  assert read_version(run) == ''
+  assert _written(run) == __version__
   git = ['git', '-C', str(tmp_path), '-c', 'user.name=a', '-c', 'user.email=b']
   for command in (['init'], ['add', '.'], ['commit', '--message=one']):
     subprocess.run([*git, *command], check=True, capture_output=True)
-  whole = re.fullmatch(
-    re.escape(__version__) + ', commit [0-9a-f]{7,}', directory._version()
-  )
-  assert whole
+  found = re.escape(__version__) + ', commit [0-9a-f]{7,}'
+  assert re.fullmatch(found, clean := _written(run))
   place.write_text('new')
-  assert directory._version() == f'{whole[0]}-dirty'
+  assert _written(run) == f'{clean}-dirty'
   # A machine without git.
   monkeypatch.setenv('PATH', str(tmp_path))
-  assert directory._version() == __version__
+  assert _written(run) == __version__
 
 
 def test_a_direction_is_no_path(tmp_path):

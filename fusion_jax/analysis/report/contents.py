@@ -1,7 +1,6 @@
 """The content of a report on one run: its texts, scores and views."""
 
 import argparse
-import base64
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -32,7 +31,7 @@ from fusion_jax.runs.directory import (
   read_config,
   read_report,
   read_tokenizers,
-  read_versions,
+  read_version,
 )
 
 logger = logging.getLogger(__name__)
@@ -42,48 +41,8 @@ _PACKAGES = (
   'sacrebleu numpy scipy matplotlib'
 )
 _LAYER = re.compile(r'layers?(_\d+)?')
-# Bytes; a larger drawing is shown as a PNG.
-_LARGEST_SVG = 400_000
 # Samples of the bootstrap, as sacreBLEU has them.
 _SAMPLES = 1000
-# A figure is not shown smaller than this share of the width it was drawn at.
-_SMALLEST = 0.55
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-  """Data address of a panel, and the width it was drawn at in CSS pixels."""
-
-  address: str
-  width: int
-  is_legend: bool = False
-
-  @property
-  def least(self) -> int:
-    """The least width at which it is readable, in CSS pixels."""
-    return round(_SMALLEST * self.width)
-
-
-def pictures(figure: figures.Figure) -> tuple[Picture, ...]:
-  """Return a picture of each panel of a figure, which narrow pages stack.
-
-  A legend of all panels comes first.
-  """
-  return tuple(
-    Picture(
-      f'data:image/{panel.kind};base64,'
-      f'{base64.b64encode(panel.content).decode()}',
-      # CSS has 96 pixels an inch.
-      round(96 * panel.inches),
-      panel.is_legend,
-    )
-    for panel in figures.as_panels(figure, _LARGEST_SVG)
-  )
-
-
-def panels_of(view: View, content: Mapping[str, Any]) -> tuple[Picture, ...]:
-  """Draw a view again: its file has all panels side by side."""
-  return pictures(view.draw(content['numbers']))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +51,7 @@ class Card:
 
   view: View
   content: Mapping[str, Any] | None = None
-  panels: tuple[Picture, ...] = ()
+  panels: tuple[figures.Picture, ...] = ()
   missing: str = ''
 
 
@@ -107,8 +66,8 @@ class RunReport:
     languages: Source and target language of the direction looked at.
     corpus: 'pairs' and 'kept' of the training text; {} if unknown.
     parameters: Number of parameters of each part.
-    versions: Those of the package that trained it; none if not recorded.
-    trained: Lines of kind 'train' in the metrics.
+    last: Last line of kind 'train' in the metrics.
+    code: Version that trained it; '' if not recorded.
     interval: 95 % interval of BLEU, by the bootstrap.
   """
 
@@ -120,8 +79,8 @@ class RunReport:
   corpus: Mapping[str, int]
   vocabularies: tuple[int, ...]
   parameters: Mapping[str, int]
-  versions: Sequence[str]
-  trained: Sequence[Mapping[str, Any]]
+  last: Mapping[str, Any]
+  code: str
   curves: Mapping[str, Any]
   cards: tuple[Card, ...]
   translations: tuple[str, ...]
@@ -150,8 +109,8 @@ def gather(
     training_pairs(workdir),
     tuple(tokenizer.vocabulary.size for tokenizer in read_tokenizers(workdir)),
     parameters_by_part(run.parameters),
-    read_versions(workdir),
-    analysed.of_kind('train'),
+    analysed.of_kind('train')[-1],
+    read_version(workdir),
     numbers,
     tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
@@ -242,4 +201,6 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
       logger.warning('%s is left out: %s', view.name, error)
       yield Card(view, missing=f'It could not be made: {error}.')
       continue
-    yield Card(view, content, panels_of(view, content))
+    # Drawn again, as its file has all panels side by side.
+    drawn = view.draw(content['numbers'])
+    yield Card(view, content, tuple(figures.as_panels(drawn)))

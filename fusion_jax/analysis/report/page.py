@@ -16,8 +16,9 @@ import jinja2
 from markupsafe import Markup
 from sacrebleu.metrics import CHRF
 
+from fusion_jax import figures
 from fusion_jax.analysis import curves
-from fusion_jax.analysis.report.contents import Card, RunReport, pictures
+from fusion_jax.analysis.report.contents import Card, RunReport
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.config.fusion import SIDES, Side, SideConfig
@@ -76,7 +77,7 @@ def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
   return {
     'view': VIEWS['curves'],
     'said': [f'{name}: {curves.summary(x)}' for name, x in numbers.items()],
-    'panels': pictures(curves.draw_runs(numbers)),
+    'panels': list(figures.as_panels(curves.draw_runs(numbers))),
   }
 
 
@@ -146,7 +147,7 @@ def _bare(word: str) -> str:
   return word.strip(''.join(marks))
 
 
-_ABSENT, _UNKNOWN = '(not there)', 'not recorded'
+_ABSENT = '(not there)'
 Row = Sequence[str]
 
 
@@ -157,16 +158,11 @@ def overview(runs: Sequence[RunReport]) -> list[Row]:
     'decoder': lambda run: scheme(run.config, 'decoder'),
     'direction': lambda run: '-'.join(run.languages),
     'parameters': lambda run: f'{sum(run.parameters.values()):,}',
-    'BLEU of this page': _bleu,
-    'best BLEU of its validations': _best_bleu,
-    'chrF of this page': lambda run: f'{run.scores.chrf:.2f}',
     'checkpoint': _checkpoint,
-    'trained': lambda run: _trained(run.trained[-1]),
+    'trained': lambda run: _trained(run.last),
     'speed of training': _speed,
     'seed': lambda run: str(run.config.training.seed),
-    'trained by': lambda run: (
-      f'fusion_jax {"; ".join(run.versions)}' if run.versions else _UNKNOWN
-    ),
+    'fusion_jax': lambda run: run.code or 'not recorded',
     'started from': lambda run: (
       run.config.training.init_from or 'random parameters'
     ),
@@ -177,36 +173,36 @@ def overview(runs: Sequence[RunReport]) -> list[Row]:
 
 def scores(runs: Sequence[RunReport]) -> tuple[Row, list[Row]]:
   """Return heads and rows of BLEU and chrF, also against the first run."""
-  first, metrics = runs[0], {'BLEU': 'bleu', 'chrF': 'chrf'}
-  values = {
-    run.name: [getattr(run.scores, field) for field in metrics.values()]
-    for run in runs
-  }
-  heads, rows = ['run', 'BLEU (95 % interval)', 'chrF', 'search'], list[Row]()
+  heads = ['run', 'BLEU (95 % interval)', 'chrF', 'validations: best BLEU']
+  first, rows = runs[0], list[Row]()
+  for run in runs:
+    valid = [x for x in run.curves['valid'].get('bleu', []) if x is not None]
+    bleu, (low, high) = run.scores.bleu, run.interval
+    row = [
+      run.name,
+      f'{bleu:.2f} ({low:.2f} to {high:.2f}), '
+      f'beam {run.config.decoding.beam_size}',
+      f'{run.scores.chrf:.2f}',
+      f'{max(valid):.2f} ({run.curves["translated"]})' if valid else '-',
+    ]
+    if len(runs) > 1:
+      row.append(f'{bleu - first.scores.bleu:+.2f}')
+      row.append(f'{run.scores.chrf - first.scores.chrf:+.2f}')
+    rows.append(row)
   if len(runs) > 1:
-    heads += [f'{metric} less {first.name}' for metric in metrics]
-  for run, row in zip(runs, values.values(), strict=True):
-    pairs = zip(row, values[first.name], strict=True)
-    less = [f'{value - other:+.2f}' for value, other in pairs]
-    cells = [f'{row[0]:.2f} ({_interval(run)})', f'{row[1]:.2f}', _search(run)]
-    rows.append([run.name, *cells, *(less if len(runs) > 1 else ())])
+    heads += [f'{metric} less {first.name}' for metric in ('BLEU', 'chrF')]
   return heads, rows
 
 
-def validations(run: RunReport) -> tuple[Row, list[Row]]:
+def validations(run: RunReport) -> tuple[Row, list[list[str]]]:
   """Return heads and rows of the validations of a run."""
-  names, columns = zip(*run.curves['valid'].items(), strict=True)
-  translated = {'bleu': 'BLEU', 'chrf': 'chrF'}
+  valid, searched = run.curves['valid'], run.curves['translated']
   heads = [
-    f'{translated[name]}, {run.curves["translated"]}'
-    if name in translated
-    else name
-    for name in names[1:]
+    f'{name}, {searched}' if name in ('bleu', 'chrf') else name
+    for name in list(valid)[1:]
   ]
-  rows: list[Row] = [
-    [f'{row[0]:,}', *map(_number, row[1:])]
-    for row in zip(*columns, strict=True)
-  ]
+  cells = zip(*valid.values(), strict=True)
+  rows = [[f'{row[0]:,}', *map(_number, row[1:])] for row in cells]
   return ['update', *heads], rows
 
 
@@ -280,40 +276,17 @@ def title(run: RunReport) -> str:
 
 def updates(runs: Sequence[RunReport]) -> str:
   """Say how long each run was trained, if they differ; '' if not."""
-  counts = {run.name: run.trained[-1]['step'] for run in runs}
+  counts = {run.name: run.last['step'] for run in runs}
   listed = ', '.join(f'{name} {count:,}' for name, count in counts.items())
   return listed if len(set(counts.values())) > 1 else ''
 
 
-def _bleu(run: RunReport) -> str:
-  lines = f'{len(run.translations):,} lines, {_search(run)}'
-  return f'{run.scores.bleu:.2f} ({_interval(run)}; {lines})'
-
-
-def _interval(run: RunReport) -> str:
-  low, high = run.interval
-  return f'{low:.2f} to {high:.2f}'
-
-
-def _search(run: RunReport) -> str:
-  return f'beam {run.config.decoding.beam_size}'
-
-
-def _best_bleu(run: RunReport) -> str:
-  scores = run.curves['valid'].get('bleu', [])
-  known = [score for score in scores if score is not None]
-  if not known:
-    return 'none'
-  return f'{max(known):.2f} ({run.curves["translated"]})'
-
-
 def _speed(run: RunReport) -> str:
   """Return the median over the reports, of which the first waits for XLA."""
-  speeds = [row.get('tokens_per_second') for row in run.trained]
-  known = [speed for speed in speeds if speed is not None]
-  if not known:
-    return _UNKNOWN
-  return f'{statistics.median(known):,.0f} target tokens a second'
+  logged = filter(None, run.curves['train'].get('tokens_per_second', []))
+  if not (speeds := list(logged)):
+    return 'not recorded'
+  return f'{statistics.median(speeds):,.0f} target tokens a second'
 
 
 def _value(value: Any) -> str:
