@@ -54,8 +54,8 @@ def page(
 
 
 def breakable(text: str) -> str:
-  """Let a name be broken after dots and the like."""
-  return Markup('<wbr>').join(re.split(r'(?<=[._/])', text))
+  """Let a name, but no number, be broken after dots and the like."""
+  return Markup('<wbr>').join(re.split(r'(?<=[._/])(?!\d)', text))
 
 
 @functools.cache
@@ -268,9 +268,10 @@ def title(run: RunReport) -> str:
   sides: dict[str, list[str]] = {}
   for side in SIDES:
     options = run.config.model.side(side)
-    for name in {options.fusion, options.attention} - {'none'}:
+    for name in (options.fusion, options.attention):
       sides.setdefault(name, []).append(side)
-  listed = [f'{name} ({" and ".join(x)})' for name, x in sorted(sides.items())]
+  sides.pop('none', None)
+  listed = [f'{name} ({" and ".join(x)})' for name, x in sides.items()]
   return f'{run.name}: {", ".join(listed) or "no fusion"}'
 
 
