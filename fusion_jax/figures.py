@@ -88,7 +88,7 @@ _LETTERS = 14
 # Most names shown side by side.
 _MOST_NAMES = 20
 # Most ticks of a line's x axis: of short numbers, and of those from 1,000 on.
-_MOST_TICKS, _MOST_LONG_TICKS = 10, 4
+_MOST_TICKS, _MOST_LONG_TICKS = 8, 4
 _LONG_NUMBER = 1_000
 # Bytes; a larger drawing is shown as a PNG.
 _LARGEST_SVG = 400_000
