@@ -68,5 +68,7 @@ def test_an_output_is_like_the_layer_that_it_takes(tmp_path):
     layers = found[side]['cosine']
     np.testing.assert_allclose(found[side]['output'], layers[1:], atol=1e-5)
   axes = VIEW.draw(found).axes
+  scales = [panel.images[0].get_clim() for panel in axes[:2]]
+  assert scales[0] == scales[1]
   names = [tick.get_text() for tick in axes[0].get_yticklabels()]
   assert names == ['0', '1', '2', 'out 1', 'out 2']

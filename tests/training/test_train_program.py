@@ -50,6 +50,7 @@ def test_a_run_leaves_what_decoding_needs(unbroken):
     'checkpoints',
     'metrics.jsonl',
     'translations',
+    'version',
   }
   # The last three, and the best of the two validations among them or not.
   assert saved_steps(workdir)[-3:] == [200, 250, 300]
