@@ -6,7 +6,7 @@ import json
 import grain
 import jax.numpy as jnp
 import pytest
-from cases import norm_for
+from cases import norm_for, reading
 from fused_runs import SOURCES, TARGETS, assert_not_blank, fused_run, make_run
 
 from fusion_jax.analysis.__main__ import main
@@ -15,8 +15,6 @@ from fusion_jax.config import ModelConfig, TrainingConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
-from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.runs import directory
 from fusion_jax.runs.checkpoint import Checkpoints, Progress, TrainState
 from fusion_jax.runs.integrity import identity_of
@@ -61,12 +59,8 @@ def test_every_scheme_has_its_views_on_both_sides():
 
 
 def test_what_is_inside_attention_has_its_views():
-  multi = SideConfig(
-    attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
-  )
-  lexical = SideConfig(
-    attention='shortcut', attention_options=ShortcutOptions(source='lexical')
-  )
+  multi = reading('multi_layer', layers=2)
+  lexical = reading('shortcut', source='lexical')
   assert _views(encoder=multi) == {'exploitation'}
   assert _views(decoder=lexical) == {'gates'}
   assert _views() == set()
@@ -110,7 +104,7 @@ def workdir(tmp_path_factory):
     encoder=SideConfig(
       fusion='iterative',
       attention='shortcut',
-      attention_options=ShortcutOptions(source='lexical'),
+      attention_options={'source': 'lexical'},
     ),
     decoder=SideConfig(fusion='gtrans'),
   )
