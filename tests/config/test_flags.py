@@ -207,13 +207,6 @@ def test_a_config_is_checked_whatever_made_it(config_file):
     parse(f'--config={config_file}')
 
 
-def test_help_ends_the_program(capsys):
-  with pytest.raises(SystemExit) as raised:
-    parse('--help')
-  assert raised.value.code == 0
-  assert 'FILE.py' in capsys.readouterr().out
-
-
 # Types are checked in all tests, but not where users are.
 _WRONG_TYPES = {
   "width='3'": "line 3: config.model.width: must be a whole number, got '3'",
