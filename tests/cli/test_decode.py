@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from copying import make_run, make_tokenizer
+from programs import one_line
 
 from fusion_jax.cli import decode as program
 from fusion_jax.cli import run as run_module
@@ -145,12 +146,7 @@ def test_mistakes_end_in_one_line(decode, capsys, flags, message):
   Path('cut.xz').write_bytes(lzma.compress(TEXT.encode())[:-12])
   before = sorted(Path().iterdir())
   assert decode('--input=source', '--output=out', *flags) == 2
-  (line,) = [
-    line
-    for line in capsys.readouterr().err.splitlines()
-    if line.startswith('error: ')
-  ]
-  assert message in line
+  assert message in one_line(capsys.readouterr().err)
   assert sorted(Path().iterdir()) == before
 
 
