@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from cases import norm_for, reading
 from fused_runs import SOURCES, TARGETS, assert_not_blank, fused_run, make_run
+from programs import one_line
 
 from fusion_jax.analysis.__main__ import main
 from fusion_jax.analysis.views import VIEWS, check_view, look_at, views_of
@@ -155,8 +156,7 @@ def test_the_program_refuses_in_one_line(workdir, tmp_path, capsys):
   flags = [*_flags(workdir), f'--output={output}']
   assert main(['exploitation', 'hops', *flags]) == 2
   captured = capsys.readouterr()
-  errors = [x for x in captured.err.splitlines() if x.startswith('error: ')]
-  (error,) = errors
+  error = one_line(captured.err)
   assert error.startswith('error: hops: needs a model with multi-hop fusion')
   assert captured.out == ''
   assert not output.exists()

@@ -245,9 +245,3 @@ def test_long_lines_are_translated_in_parts_of_the_given_length(decode, caplog):
   assert Path('out').read_text() == TEXT
   # One source length, and six numbers of rows up to 512.
   assert any('beam 4, 6 shapes' in line for line in caplog.messages)
-
-
-def test_a_prefix_for_each_line(decode):
-  Path('prefix').write_text('the cat\n\n\n')
-  assert decode('--input=source', '--output=out', '--prefix=prefix') == 0
-  assert Path('out').read_text() == TEXT
