@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import LINES, Copying, make_run, make_tokenizer, random_run
+from copying import LINES, Copying, make_run, random_run
 from programs import one_line
 from tiers import extended_but
 
@@ -45,11 +45,6 @@ OPTIONS = DecodingConfig(
   beam_size=2, max_source_length=24, batch_tokens=256, max_length_extra=3
 )
 _LINES = [line for line in LINES if line.strip()]
-
-
-@pytest.fixture(scope='module')
-def tokenizer():
-  return make_tokenizer()
 
 
 @pytest.fixture(scope='module')

@@ -27,11 +27,6 @@ OPTIONS = DecodingConfig(
 
 
 @pytest.fixture(scope='module')
-def tokenizer():
-  return make_tokenizer()
-
-
-@pytest.fixture(scope='module')
 def trained(tokenizer):
   return random_run(tokenizer, 5)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 from loss_cases import make_case, plain_loss
 
-from fusion_jax.models.losses import cross_entropy
+from fusion_jax.models.losses import _chunk_count, cross_entropy
 from fusion_jax.models.transformer import OutputLayer
 from fusion_jax.testing import assert_close
 
@@ -102,6 +102,21 @@ def test_ties_count_as_correct():
     jnp.ones((1, 2, 1)), output, jnp.array([[0, 2]]), jnp.array([2])
   )
   assert int(sums.correct) == 2
+
+
+@pytest.mark.parametrize(
+  ('rows', 'row_tokens', 'chunk', 'count'),
+  # The most chunks of at least `chunk` tokens that divide the rows.
+  [
+    (64, 32, 256, 8),
+    (64, 32, 0, 1),
+    (12, 10, 30, 4),
+    (7, 10, 30, 1),
+    (8, 4, 1000, 1),
+  ],
+)
+def test_chunk_count(rows, row_tokens, chunk, count):
+  assert _chunk_count(rows, row_tokens, chunk) == count
 
 
 def test_the_logits_of_a_batch_are_never_held():

@@ -15,7 +15,6 @@ import pytest
 from programs import (
   ROOT,
   STEPS,
-  Program,
   assert_same_parameters,
   logged,
   one_line,
@@ -24,11 +23,6 @@ from programs import (
 )
 
 from fusion_jax.runs.directory import locked
-
-
-@pytest.fixture(scope='module')
-def program(tmp_path_factory):
-  return Program(tmp_path_factory.mktemp('shared'))
 
 
 @pytest.fixture(scope='module')
