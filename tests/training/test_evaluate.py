@@ -202,22 +202,9 @@ def files(tmp_path):
 
 def _of_sacrebleu(folder, tokenizer):
   chosen = ['--tokenize', tokenizer] if tokenizer else []
-  paths = [str(folder / 'bare.de'), '-i', str(folder / 'output.txt')]
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'sacrebleu',
-      *paths,
-      *chosen,
-      '-w2',
-      '-m',
-      'bleu',
-      'chrf',
-    ],
-    capture_output=True,
-    check=True,
-  )
+  given = f'{folder}/bare.de -i {folder}/output.txt -w2 -m bleu chrf'.split()
+  command = [sys.executable, '-m', 'sacrebleu', *given, *chosen]
+  done = subprocess.run(command, capture_output=True, check=True)
   return [each['score'] for each in json.loads(done.stdout)]
 
 
