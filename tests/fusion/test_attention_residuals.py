@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import PASS, drawn, normal
 from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +18,11 @@ from fusion_jax.fusion.attention_residuals import (
   weighted_sources,
 )
 from fusion_jax.fusion.scheme import scheme_of
+from fusion_jax.layers.attention import causal_mask
+from fusion_jax.layers.context import Context
 from fusion_jax.testing import TINY, assert_close
 
+_PASS = Context(causal_mask(1), deterministic=True)
 _LAYERS = 3
 _FACTORS = 1.0, -0.7, 2.0
 
@@ -51,12 +53,12 @@ class _Sublayers(nn.Module):
     for residual, factor in zip(
       self.residuals, _FACTORS * _LAYERS, strict=True
     ):
-      h, held = residual.before(state, PASS)
+      h, held = residual.before(state, _PASS)
       inputs.append(h)
-      state = residual.after(state, jnp.tanh(factor * h), PASS, held)
+      state = residual.after(state, jnp.tanh(factor * h), _PASS, held)
     output = self.state.close(state)
     if self.read is not None:
-      output = self.read(state, PASS)
+      output = self.read(state, _PASS)
     return inputs, output
 
 
@@ -113,6 +115,19 @@ def _reference(p, x, options):
   )
 
 
+def _normal(*shape, seed=0):
+  return jnp.float32(np.random.default_rng(seed).normal(size=shape))
+
+
+def _parameters(module, x):
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
+  random = np.random.default_rng(7)
+  return jax.tree.map(
+    lambda leaf: jnp.float32(random.normal(0, 0.5, leaf.shape)),
+    shapes['params'],
+  )
+
+
 @pytest.mark.parametrize(
   'kind', ['replace', 'delta', pytest.param('delta-embedding', id='embedding')]
 )
@@ -130,8 +145,8 @@ def _reference(p, x, options):
 def test_against_its_equations(kind, options):
   kind, _, embedding = kind.partition('-')
   config = _config(kind=kind, embedding=bool(embedding), **options)
-  module, x = _Sublayers(config), normal(2, 3, 8)
-  parameters = drawn(module.init, x)
+  module, x = _Sublayers(config), _normal(2, 3, 8)
+  parameters = _parameters(module, x)
   got = jax.jit(module.apply)({'params': parameters}, x)
   p, x = jax.tree.map(np.float64, (parameters, x))
   expected = _reference(p, x, config.decoder.options)
@@ -143,7 +158,7 @@ def test_against_its_equations(kind, options):
   'options', [{}, {'block': 2}, {'sources': 'layer'}, {'kind': 'delta'}]
 )
 def test_without_queries_it_is_the_plain_residual(options):
-  x = normal(2, 3, 8)
+  x = _normal(2, 3, 8)
   plain = _Sublayers(_config()).clone(
     config=dataclasses.replace(_config(), decoder=SideConfig())
   )
@@ -152,6 +167,14 @@ def test_without_queries_it_is_the_plain_residual(options):
   wanted = plain.apply(nn.unbox(plain.init(jax.random.key(0), x)), x)
   got = fused.apply(variables, x)
   jax.tree.map(lambda a, b: assert_close(a, b, units=64), got, wanted)
+
+
+def test_differences_are_added_to_the_plain_residual_from_0_on():
+  x = _normal(2, 3, 8)
+  module = _Sublayers(_config(kind='delta'))
+  variables = nn.unbox(module.init(jax.random.key(0), x))['params']
+  gates = [own['gate'] for own in variables.values() if 'gate' in own]
+  assert gates == [0] * 8
 
 
 def _weights(query, sources):
@@ -163,8 +186,8 @@ def _weights(query, sources):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 4), st.floats(0.1, 1000), st.integers(0, 99))
 def test_weights_sum_to_one_and_see_no_size(count, size, seed):
-  query = normal(8, seed=seed)
-  sources = tuple(normal(2, 3, 8, seed=seed + n) for n in range(count))
+  query = _normal(8, seed=seed)
+  sources = tuple(_normal(2, 3, 8, seed=seed + n) for n in range(count))
   weights = _weights(query, sources)
   assert_close(weights.sum(0), np.ones((2, 3, 2)))
   grown = (size * sources[0], *sources[1:])

@@ -85,6 +85,19 @@ def test_dlcl_start_one_is_a_sum():
   _assert_close(inputs[2], states[0] + states[1] + states[2])
 
 
+def test_dlcl_with_a_window_of_one_is_the_baseline_with_one_norm_more():
+  connection = _dlcl(3, 'pre', window=1)
+  params = fresh_parameters(connection)
+  inputs, states = applied(connection, params, normal())
+  for state, read in zip(states[1:], inputs[1:], strict=True):
+    _assert_close(read, layer_norm(state))
+  # Without its norms nothing is left of it.
+  connection = _dlcl(3, 'rezero', window=1)
+  inputs, states = applied(connection, fresh_parameters(connection), normal())
+  for state, read in zip(states, inputs, strict=True):
+    np.testing.assert_array_equal(state, read)
+
+
 @pytest.mark.parametrize('norm', ['pre', 'post', 'rezero'])
 @pytest.mark.parametrize('period', [1, 2, 4])
 def test_averages_that_start_with_the_top_are_the_baseline(norm, period):

@@ -1,5 +1,6 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,6 +67,30 @@ def test_a_shallow_side_reads_the_first_rows(name, kind):
     apply_fusion(module, params, x),
     apply_fusion(kind(config, 'decoder'), rest, added),
   )
+
+
+@_BOTH
+def test_without_layer_embedding_the_table_is_not_read(name, kind):
+  config = tiny_config(name, options={'layer_embedding': False})
+  assert 'embedding' not in noise_parameters(
+    with_table(kind, config), normal_layers(4)
+  )
+
+
+@_BOTH
+def test_without_the_embedding_its_row_is_not_read(name, kind):
+  config = tiny_config(name, options={'include_embedding': False})
+  module, x = with_table(kind, config), normal_layers(4)
+  params = noise_parameters(module, x)
+
+  def loss(params, x):
+    return (apply_fusion(module, params, x) * x[1]).sum()
+
+  by_params, by_layers = jax.jit(jax.grad(loss, (0, 1)))(params, x)
+  table = np.abs(by_params['embedding']['embedding']).sum(1)
+  assert table[0] == 0
+  assert (table[1:] > 0).all()
+  assert not np.any(by_layers[0])
 
 
 def test_activation_dropout_reaches_the_hidden_layer():

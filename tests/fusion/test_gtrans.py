@@ -108,6 +108,14 @@ def test_encoder_groups_by_hand():
   np.testing.assert_allclose(y, [[[1, -1]]], atol=1e-4)
 
 
+def test_the_last_layer_alone_is_the_baseline():
+  module, params = _start(_config(4, group_size=4, mode='last'), 'decoder')
+  h = _layers(4)
+  features, log_weights = _run(module, params, h)
+  np.testing.assert_array_equal(features[0], h[4])
+  np.testing.assert_array_equal(log_weights, [0])
+
+
 def test_layers_without_a_group_have_no_weight():
   _, params = _start(_config(5, last_group='floor'), 'decoder')
   assert _names(params) == {'layer_weights': (4,), 'group_weights': (2,)}
@@ -142,6 +150,20 @@ def test_telemetry():
     assert kept['telemetry'].keys() == expected.keys()
     for key, values in expected.items():
       np.testing.assert_allclose(kept['telemetry'][key], values, rtol=1e-6)
+
+
+def test_fewer_layers_give_the_groups_that_are_whole():
+  config = ModelConfig(
+    width=4, heads=2, decoder_layers=6, decoder=SideConfig(fusion='gtrans')
+  )
+  module = DecoderGroups(config, 'decoder')
+  layers = tuple(jnp.full((1, 2, 4), n, jnp.float32) for n in range(7))
+  context = Context(jnp.ones((1, 1, 2, 2), bool), True)
+  variables = module.init(jax.random.key(0), layers, context)
+  features, log_weights = module.apply(variables, layers, context)
+  fewer, fewer_weights = module.apply(variables, layers[:5], context)
+  np.testing.assert_array_equal(fewer, features[:2])
+  np.testing.assert_array_equal(fewer_weights, log_weights[:2])
 
 
 @pytest.mark.parametrize(

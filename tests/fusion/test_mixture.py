@@ -79,6 +79,25 @@ def test_mixture_sums(seed, scale):
   assert (np.asarray(geometric) <= np.asarray(arithmetic) + 1e-5).all()
 
 
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+def test_mixture_of_one_group_is_its_softmax(combine):
+  logits, _ = _random_mixture(0, 1)
+  np.testing.assert_array_equal(
+    _mixture(logits, jnp.zeros(1), combine), jax.nn.log_softmax(logits[0])
+  )
+
+
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+def test_mixture_of_equal_groups_is_any_of_them(combine):
+  logits, log_weights = _random_mixture(0)
+  equal = jnp.broadcast_to(logits[:1], logits.shape)
+  np.testing.assert_allclose(
+    _mixture(equal, log_weights, combine),
+    jax.nn.log_softmax(logits[0]),
+    rtol=1e-5,
+  )
+
+
 def test_mixture_of_certain_groups_stays_finite():
   # exp(-1e4) is 0 in float32; its logarithm must still come out.
   logits = jnp.array([[[1e4, 0.0]], [[1e4, 0.0]]])

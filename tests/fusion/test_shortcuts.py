@@ -1,29 +1,39 @@
 """Lexical shortcuts and their gates."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attentions import CAUSAL, attend, fresh_parameters, normal_states
 from cases import reading
+from flax.core import meta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.fusion.shortcuts import ShortcutAttention, fuse, gate
+from fusion_jax.layers.attention import MultiHeadAttention, causal_mask
 from fusion_jax.layers.context import Context
+from fusion_jax.testing import assert_close
+
+_LENGTH = 5
+_CAUSAL = causal_mask(_LENGTH)
 
 
-def _shortcut_config(width=8, **shortcut):
+def _shortcut_config(
+  norm='post', attention_bias=False, dtype='float32', **shortcut
+):
   return ModelConfig(
-    width=width,
+    width=8,
     filter=12,
     heads=2,
     decoder_layers=4,
-    norm='post',
-    attention_bias=False,
+    dropout=0.0,
+    norm=norm,
+    attention_bias=attention_bias,
+    compute_dtype=dtype,
     # Biases that differ from 0.
     initialization='fan_in',
     decoder=reading('shortcut', **shortcut),
@@ -32,6 +42,40 @@ def _shortcut_config(width=8, **shortcut):
 
 def _shortcut_attention(**options):
   return ShortcutAttention(_shortcut_config(**options), 'decoder')
+
+
+def _normal_states(count, dtype=jnp.float32):
+  keys = jax.random.split(jax.random.key(7), count)
+  return tuple(
+    jax.random.normal(key, (2, _LENGTH, 8)).astype(dtype) for key in keys
+  )
+
+
+def _attend(module, params, layers, mask=_CAUSAL, h=None):
+  x, context = layers[-1], Context(mask, True)
+  h = x if h is None else h
+  variables = {'params': params}
+  return module.apply(variables, x, h, layers, context, method='attend')
+
+
+def _initial_parameters(module, layers):
+  x, context = layers[-1], Context(_CAUSAL, True)
+  boxed = module.init(jax.random.key(3), x, x, layers, context, method='attend')
+  return meta.unbox(boxed['params'])
+
+
+def _memory_of(module, params, features, embedding):
+  variables = {'params': params}
+  return module.apply(variables, features, embedding, method='memory')
+
+
+def _with_gates(params, bias):
+  full = jnp.full((8,), bias)
+  return params | {'key_gate_bias': full, 'value_gate_bias': full}
+
+
+def _plain(params):
+  return {name: params[name] for name in ('query', 'key', 'value', 'out')}
 
 
 def test_gates_by_hand():
@@ -66,8 +110,72 @@ def test_mixtures_lie_between_their_parts(seed, scale, dtype):
   assert (mixed <= high + slack).all()
 
 
+@pytest.mark.parametrize('bias', [True, False])
+def test_closed_gates_are_plain_attention(bias):
+  module, layers = _shortcut_attention(attention_bias=bias), _normal_states(3)
+  plain = MultiHeadAttention(module.config)
+  params = _with_gates(_initial_parameters(module, layers), -1e4)
+  np.testing.assert_array_equal(
+    _attend(module, params, layers), _attend(plain, _plain(params), layers)
+  )
+  cross = _memory_of(module, params, layers[1], layers[0])
+  expected = _memory_of(plain, _plain(params), layers[1], layers[0])
+  np.testing.assert_array_equal(cross.keys, expected.keys)
+  np.testing.assert_array_equal(cross.values, expected.values)
+
+
+def test_open_gates_attend_to_the_embedding_only():
+  module, layers = _shortcut_attention(), _normal_states(3)
+  plain = MultiHeadAttention(module.config)
+  params = _with_gates(_initial_parameters(module, layers), 1e4)
+  as_plain = _plain(params) | {
+    'key': params['shortcut_key'],
+    'value': params['shortcut_value'],
+  }
+  cross = _memory_of(module, params, layers[1], layers[0])
+  expected = _memory_of(plain, as_plain, layers[0], layers[0])
+  np.testing.assert_array_equal(cross.keys, expected.keys)
+  np.testing.assert_array_equal(cross.values, expected.values)
+
+  def over_the_embedding(module):
+    seen = module.keys_values(layers[0])
+    return module(layers[2], seen, _CAUSAL, True)
+
+  np.testing.assert_array_equal(
+    _attend(module, params, layers),
+    plain.apply({'params': as_plain}, method=over_the_embedding),
+  )
+
+
+def test_gates_do_not_matter_where_both_projections_are_one():
+  module, (x,) = _shortcut_attention(), _normal_states(1)
+  params = _initial_parameters(module, (x,))
+  params |= {'shortcut_key': params['key'], 'shortcut_value': params['value']}
+  expected = _attend(MultiHeadAttention(module.config), _plain(params), (x,))
+  assert_close(_attend(module, params, (x,)), expected)
+
+
+def test_block_diagonal_feature_fusion_is_a_plain_shortcut():
+  module, layers = _shortcut_attention(), _normal_states(3)
+  fused = _shortcut_attention(feature_fusion=True)
+  params = _initial_parameters(module, layers)
+  blocks = {
+    name: params[name]
+    for name in ('query', 'out', 'key_gate_bias', 'value_gate_bias')
+  }
+  for name in ('key', 'value'):
+    kernel = jax.scipy.linalg.block_diag(
+      params[f'shortcut_{name}']['kernel'], params[name]['kernel']
+    )
+    blocks[f'fused_{name}'] = {'kernel': kernel}
+  shapes = jax.tree.map(jnp.shape, blocks)
+  assert shapes == jax.tree.map(jnp.shape, _initial_parameters(fused, layers))
+  assert_close(_attend(fused, blocks, layers), _attend(module, params, layers))
+
+
 def test_gate_biases_fill_their_range():
-  module = _shortcut_attention(width=3_000)
+  config = dataclasses.replace(_shortcut_config(), width=3_000)
+  module = ShortcutAttention(config, 'decoder')
 
   def biases(module):
     return module.key_gate_bias, module.value_gate_bias
@@ -81,19 +189,19 @@ def test_gate_biases_fill_their_range():
 
 
 def test_three_layers_do_for_a_scan():
-  module, layers = _shortcut_attention(source='non_lexical'), normal_states(4)
-  params = fresh_parameters(module, layers)
+  module, layers = _shortcut_attention(source='non_lexical'), _normal_states(4)
+  params = _initial_parameters(module, layers)
   np.testing.assert_array_equal(
-    attend(module, params, (layers[0], layers[2], layers[3])),
-    attend(module, params, layers),
+    _attend(module, params, (layers[0], layers[2], layers[3])),
+    _attend(module, params, layers),
   )
 
 
 def test_telemetry_is_the_mean_over_tokens():
-  module, layers = _shortcut_attention(), normal_states(3)
-  params = fresh_parameters(module, layers)
+  module, layers = _shortcut_attention(), _normal_states(3)
+  params = _initial_parameters(module, layers)
   tokens = jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
-  context = Context(CAUSAL, True, tokens)
+  context = Context(_CAUSAL, True, tokens)
 
   def telemetry(layers, context=context):
     _, state = module.apply(

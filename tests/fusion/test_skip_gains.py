@@ -1,18 +1,19 @@
 """Skip gains against their equation, in NumPy."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import drawn, normal
+from flax import linen as nn
 from references.parts import layer_norm
 
+from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.residuals import GainResidual
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
+from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import TINY, assert_close
 
 _CONTEXT = Context(causal_mask(3), True)
@@ -21,6 +22,10 @@ _NORMS = 'pre', 'post', 'rezero'
 
 def _config(norm, **fields):
   return dataclasses.replace(TINY, norm=norm, **fields)
+
+
+def _normal(seed=0):
+  return jnp.float32(np.random.default_rng(seed).normal(size=(2, 3, 8)))
 
 
 def _around(module, x, scale=None):
@@ -39,16 +44,20 @@ def _apply(module, parameters, x):
 
 
 def _drawn(norm):
-  x = normal(2, 3, 8)
+  x = _normal()
   module = GainResidual(_config(norm))
-  init = functools.partial(module.init, method=_around)
-  return module, drawn(init, x, _scale(norm), mean=1.0)
+  variables = module.init(jax.random.key(0), x, _scale(norm), method=_around)
+  random = np.random.default_rng(1)
+  return module, jax.tree.map(
+    lambda leaf: jnp.float32(random.normal(1, 0.5, leaf.shape)),
+    nn.unbox(variables)['params'],
+  )
 
 
 @pytest.mark.parametrize('norm', _NORMS)
 def test_against_its_equation(norm):
   module, parameters = _drawn(norm)
-  exact, x = jax.tree.map(np.float64, parameters), np.float64(normal(2, 3, 8))
+  exact, x = jax.tree.map(np.float64, parameters), np.float64(_normal())
   gain = exact['skip_gain']
 
   def normed(x):
@@ -59,7 +68,7 @@ def test_against_its_equation(norm):
     'post': lambda: normed(gain * x + x**2),
     'rezero': lambda: gain * x + 0.75 * x**2,
   }[norm]()
-  assert_close(_apply(module, parameters, normal(2, 3, 8)), expected, units=64)
+  assert_close(_apply(module, parameters, _normal()), expected, units=64)
 
 
 def test_bfloat16_keeps_the_gain_in_float32():
@@ -72,3 +81,17 @@ def test_bfloat16_keeps_the_gain_in_float32():
   found = module.apply({'params': gain}, x[None, None], method=module.skip)
   assert found.dtype == jnp.bfloat16
   np.testing.assert_array_equal(np.float32(found).ravel(), [1.25, 251.0])
+
+
+def test_every_sublayer_has_a_gain_of_1():
+  side = SideConfig(skip_gains=True)
+  layers = {'encoder_layers': 2, 'decoder_layers': 3}
+  for sides, expected in (
+    ({'encoder': side}, 2 * 2),
+    ({'decoder': side}, 3 * 3),
+    ({'encoder': side, 'decoder': side}, 2 * 2 + 3 * 3),
+  ):
+    model = Transformer(_config('post', **layers, **sides), 11, 11, 2)
+    leaves = jax.tree_util.tree_leaves_with_path(initial_parameters(model, 0))
+    gains = [leaf for path, leaf in leaves if 'skip_gain' in str(path[-1])]
+    assert gains == [1.0] * expected

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import normal
 from flax import linen as nn
 from references.parts import attend, dense, log_softmax, sigmoid
 
@@ -18,6 +17,7 @@ from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.context import AblationMasks, Context, with_masks
+from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import (
   OutputLayer,
   Transformer,
@@ -39,6 +39,10 @@ def _config(**options):
   return dataclasses.replace(TINY, decoder=side)
 
 
+def _normal(*shape, seed=0):
+  return jnp.float32(np.random.default_rng(seed).normal(size=shape))
+
+
 def _predict(module, x, features, embedding):
   return module(x, module.memory(features, embedding), _CONTEXT)
 
@@ -49,16 +53,16 @@ class _Case:
   def __init__(self, bias=False, **options):
     self.module = SurfacePrediction(_config(**options), 'decoder')
     self.inputs = tuple(
-      normal(2, length, 8, seed=seed)
+      _normal(2, length, 8, seed=seed)
       for seed, length in enumerate((3, 5, 5), start=1)
     )
     fresh = self.module.init(jax.random.key(0), *self.inputs, method=_predict)
     self.parameters = jax.tree.map(
-      lambda leaf: 0.4 * normal(*leaf.shape, seed=leaf.size),
+      lambda leaf: 0.4 * _normal(*leaf.shape, seed=leaf.size),
       nn.unbox(fresh)['params'],
     )
     self.output = OutputLayer(
-      normal(11, 8, seed=4), normal(11, seed=5) if bias else None
+      _normal(11, 8, seed=4), _normal(11, seed=5) if bias else None
     )
 
   def __call__(self, *inputs):
@@ -140,6 +144,20 @@ def test_the_formula_position_by_position(options, bias):
   )
 
 
+def test_the_hard_loss_is_the_weighted_sum_of_both():
+  case = _Case(weight=0.7)
+  features, log_weights = case()
+  lengths = jnp.array([3, 2])
+  of_both = cross_entropy(
+    features, case.output, _TARGET, lengths, 0.1, 3, log_weights, 'geometric'
+  )
+  own, source = (
+    cross_entropy(one, case.output, _TARGET, lengths, 0.1, 3).loss
+    for one in features
+  )
+  assert_close(of_both.loss, 0.7 * own + 0.3 * source)
+
+
 @pytest.mark.parametrize('kind', ['hard', 'soft', 'learned'])
 def test_only_the_embeddings_learn_from_what_is_read(kind):
   case = _Case(kind=kind)
@@ -149,7 +167,7 @@ def test_only_the_embeddings_learn_from_what_is_read(kind):
     found, _ = case(x, features, embedding)
     # With 'soft' x is added too; here its gradient must be through r alone.
     r = found - x if kind == 'soft' else found[1]
-    return (r * normal(2, 3, 8, seed=7)).sum()
+    return (r * _normal(2, 3, 8, seed=7)).sum()
 
   by_x, by_features, by_embedding = jax.grad(read, (0, 1, 2))(
     x, features, embedding

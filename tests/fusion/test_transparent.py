@@ -68,6 +68,14 @@ def test_transparent_attention_normalises_the_embedding_once(
     _assert_close(memory, layer_norm(states[0]) if own else states[0])
 
 
+def test_transparent_weight_on_the_last_layer_is_the_baseline():
+  module, states = _transparent(3), _layers(3)
+  params = _transparent_params(module, states)
+  params['weights'] = jnp.zeros((4, 4)).at[3].set(1e4)
+  for memory in module.apply({'params': params}, states, CONTEXT):
+    np.testing.assert_array_equal(memory, states[3])
+
+
 @pytest.mark.parametrize(
   ('place', 'kept_as', 'dropped_as'),
   [

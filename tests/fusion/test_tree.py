@@ -127,6 +127,11 @@ def _agg(options=None, **changes):
   return AggNode(config, config.encoder.options)
 
 
+def _silenced(params):
+  """W2 = 0, b2 = 0."""
+  return {**params, 'out': jax.tree.map(jnp.zeros_like, params['out'])}
+
+
 def test_exploitation_scores_by_hand():
   # Three inputs of width 2: |W1| sums to 2 + 1 | 1 + 0 | 3 + 3.
   kernel = jnp.array([[1, -1], [0.5, 0.5], [-1, 0], [0, 0], [3, 0], [1, -2]])
@@ -169,6 +174,21 @@ def test_a_silent_node_is_the_norm_of_its_residuals(activation, initialization):
   assert not any(np.asarray(leaf).any() for leaf in params['out'].values())
   output, _ = _apply_tree(node, params, inputs)
   _assert_close(output, layer_norm(sum(inputs)))
+
+
+@pytest.mark.parametrize('activation', ['sigmoid', 'attention'])
+def test_a_silent_node_is_symmetric_and_trains(activation):
+  node, inputs = _agg({'activation': activation}), _normal_states(3)
+  params = _silenced(_initial_parameters(node, inputs))
+  output, _ = _apply_tree(node, params, inputs)
+  _assert_close(_apply_tree(node, params, inputs[::-1])[0], output)
+
+  def loss(params):
+    out = node.apply({'params': params}, inputs, 0, _make_context())
+    return (out * _normal_state(7)).sum()
+
+  gradient = jax.jit(jax.grad(loss))(params)
+  assert np.asarray(gradient['out']['kernel']).any()
 
 
 def test_dropout_is_on_the_network_alone():
@@ -227,6 +247,18 @@ def test_groups_written_out(layers, size, groups):
 
 def _hierarchical(layers, norm='post', **options):
   return Hierarchical(_tree_config(layers, norm, options), 'encoder')
+
+
+@pytest.mark.parametrize('feedback', [True, False])
+def test_a_node_changes_the_layers_above_only_by_feedback(feedback):
+  tree = _hierarchical(4, feedback=feedback)
+  params = _noise_parameters(tree, _normal_states(1))
+  (layers, output), _ = _apply_tree(tree, params, _normal_states(1))
+  params['node_1']['hidden']['kernel'] += 0.5
+  (changed, other), _ = _apply_tree(tree, params, _normal_states(1))
+  same = [bool((a == b).all()) for a, b in zip(layers, changed, strict=True)]
+  assert same == [True] * 3 + [not feedback] * 2
+  assert not np.allclose(output, other)
 
 
 def test_without_feedback_one_call_is_enough():

@@ -1,16 +1,19 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fusion_jax.config import ModelConfig
 from fusion_jax.layers.attention import (
+  MultiHeadAttention,
   attention_weights,
   causal_mask,
   kernel_attention,
   padding_mask,
 )
-from fusion_jax.layers.context import KeyValue
+from fusion_jax.layers.context import KeyValue, append
 from fusion_jax.testing import assert_close
 
 
@@ -100,3 +103,55 @@ def test_the_kernel_has_the_values_and_gradients_of_the_weights(
   jax.tree.map(
     lambda a, b: assert_close(a, b, 256), pull_kernel(gradient), pull(gradient)
   )
+
+
+def test_append_replaces_one_position():
+  cache = KeyValue(jnp.zeros((1, 1, 2, 3)), jnp.ones((1, 1, 3, 2)))
+  one = KeyValue(jnp.full((1, 1, 2, 1), 5.0), jnp.full((1, 1, 1, 2), 7.0))
+  after = append(cache, one, jnp.int32(1))
+  np.testing.assert_array_equal(after.keys[0, 0, 0], [0, 5, 0])
+  np.testing.assert_array_equal(after.values[0, 0, :, 0], [1, 7, 1])
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_module_against_a_loop_over_heads(bias):
+  config = ModelConfig(
+    width=6, filter=4, heads=3, attention_bias=bias, initialization='fan_in'
+  )
+  module = MultiHeadAttention(config)
+  x = jax.random.normal(jax.random.key(0), (2, 4, 6))
+  source = jax.random.normal(jax.random.key(1), (2, 5, 6))
+  mask = padding_mask(jnp.array([5, 3]), 5)
+
+  def forward(module, x, source):
+    return module(x, module.keys_values(source), mask, True)
+
+  variables = module.init(jax.random.key(2), x, source, method=forward)
+  y = module.apply(variables, x, source, method=forward)
+
+  params = jax.tree.map(
+    np.asarray,
+    jax.tree.map(
+      lambda box: box.value,
+      variables['params'],
+      is_leaf=lambda box: hasattr(box, 'value'),
+    ),
+  )
+
+  def project(name, v):
+    p = params[name]
+    return np.asarray(v) @ p['kernel'] + p.get('bias', 0)
+
+  query, key, value = (
+    project(n, v) for n, v in (('query', x), ('key', source), ('value', source))
+  )
+  heads = []
+  for h in range(3):
+    part = slice(2 * h, 2 * h + 2)
+    logits = query[..., part] @ key[..., part].swapaxes(1, 2) / np.sqrt(2)
+    logits = np.where(np.asarray(mask)[:, 0], logits, -np.inf)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    heads.append(weights @ value[..., part])
+  expected = project('out', np.concatenate(heads, -1))
+  assert_close(y, expected)

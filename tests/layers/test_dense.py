@@ -69,6 +69,30 @@ def test_feed_forward_by_hand():
   np.testing.assert_allclose(y, [[6.0], [5.5]])
 
 
+@pytest.mark.parametrize('norm', ['pre', 'post'])
+def test_residual_orders_norm_and_sum(norm):
+  residual = Residual(dataclasses.replace(_CONFIG, norm=norm))
+  x = jnp.array([[[1.0, 2.0, 3.0, 6.0]]])
+  variables = (
+    residual.init(jax.random.key(0), x, x, _PASS, method=residual.after)
+    if norm == 'post'
+    else residual.init(jax.random.key(0), x, _PASS, method=residual.before)
+  )
+
+  def normalised(v):
+    v = np.asarray(v)
+    return (v - v.mean()) / np.sqrt(v.var() + 1e-6)
+
+  h, _ = residual.apply(variables, x, _PASS, method=residual.before)
+  y = residual.apply(variables, x, 10 * h, _PASS, method=residual.after)
+  if norm == 'pre':
+    np.testing.assert_allclose(h, normalised(x), rtol=1e-5)
+    np.testing.assert_allclose(y, x + 10 * normalised(x), rtol=1e-5)
+  else:
+    np.testing.assert_array_equal(h, x)
+    np.testing.assert_allclose(y, normalised(11 * x), rtol=1e-5)
+
+
 def test_norm_statistics_are_float32_in_bfloat16():
   config = dataclasses.replace(_CONFIG, norm='post', compute_dtype='bfloat16')
   residual = Residual(config)

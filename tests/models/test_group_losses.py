@@ -195,6 +195,59 @@ def test_psi_of_every_token(combine, chunk):
   assert int(sums.correct) == (chosen[:, 0] == scores.max(-1))[keep].sum()
 
 
+def test_groups_equal_finite_differences():
+  log_weights, case = _groups_case(
+    3, 2, rows=2, length=3, width=2, vocabulary=4
+  )
+  features, output, targets, lengths = case
+  lengths = jnp.array([3, 1])
+
+  def ours(log_weights, features, table, bias):
+    return cross_entropy(
+      features, OutputLayer(table, bias), targets, lengths, 0.1, 3, log_weights
+    ).loss
+
+  def plain(log_weights, features, table, bias):
+    logits = features @ table.T + bias
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    smoothed = 0.9 * np.eye(4)[np.asarray(targets)] + 0.1 / 4
+    keep = np.arange(3) < np.asarray(lengths)[:, None]
+    losses = -(smoothed * log_p).sum(-1)
+    return (np.exp(log_weights) * (losses * keep).sum((1, 2))).sum()
+
+  arguments = (log_weights, features, *output)
+  gradients = jax.grad(ours, range(4))(*arguments)
+  exact = [np.asarray(x, np.float64) for x in arguments]
+  for which, gradient in enumerate(gradients):
+    for index in np.ndindex(gradient.shape):
+      values = []
+      for step in (1e-6, -1e-6):
+        moved = [x.copy() for x in exact]
+        moved[which][index] += step
+        values.append(plain(*moved))
+      slope = (values[0] - values[1]) / 2e-6
+      assert float(gradient[index]) == pytest.approx(slope, rel=1e-4, abs=1e-5)
+
+
+def test_psi_moves_to_the_better_group():
+  # d loss / d w_k = psi_k (CE_k - sum_j psi_j CE_j) / temperature.
+  _, (features, output, targets, lengths) = _groups_case(4)
+
+  def loss(weights):
+    log_weights = jax.nn.log_softmax(weights / 2)
+    return cross_entropy(
+      features, output, targets, lengths, 0.1, 6, log_weights
+    ).loss
+
+  weights = jnp.array([0.5, -1.0, 2.0])
+  psi = np.asarray(jax.nn.softmax(weights / 2))
+  each = [float(plain_loss(x, output, targets, lengths, 0.1)) for x in features]
+  expected = psi * (each - psi @ each) / 2
+  np.testing.assert_allclose(jax.grad(loss)(weights), expected, rtol=1e-4)
+  # Nothing changes where all weights rise together.
+  assert_close(loss(weights + 3), loss(weights))
+
+
 @settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_the_weighted_loss_bounds_that_of_the_mixture(seed):
@@ -206,6 +259,32 @@ def test_the_weighted_loss_bounds_that_of_the_mixture(seed):
   loss = float(arithmetic.loss)
   assert float(arithmetic.negative_log_likelihood) <= loss * (1 + 1e-5)
   assert_close(geometric.negative_log_likelihood, loss)
+
+
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+def test_one_group_is_the_loss_without_groups(combine):
+  _, (features, *rest) = _groups_case(5, 1)
+
+  def of_one(features):
+    sums = cross_entropy(features, *rest, 0.1, 6, jnp.zeros(1), combine)
+    return sums.loss, sums
+
+  def alone(features):
+    sums = cross_entropy(features, *rest, 0.1, 6)
+    return sums.loss, sums
+
+  ours = jax.value_and_grad(of_one, has_aux=True)(features)
+  (value, sums), gradient = jax.value_and_grad(alone, has_aux=True)(features[0])
+  assert_close(ours, ((value, sums), gradient[None]), units=16)
+
+
+@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
+def test_equal_groups_are_one_group(combine):
+  log_weights, (features, *rest) = _groups_case(6)
+  equal = jnp.broadcast_to(features[:1], features.shape)
+  alone = cross_entropy(features[0], *rest, 0.1, 6)
+  together = cross_entropy(equal, *rest, 0.1, 6, log_weights, combine)
+  assert_close(together, alone)
 
 
 @pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])

@@ -22,6 +22,7 @@ from fusion_jax.config import (
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.models.losses import LossSums
 from fusion_jax.models.transformer import (
   Transformer,
@@ -157,40 +158,69 @@ def test_the_rate_that_is_told_is_the_rate_that_was_used(schedule):
     assert float(last_rate(config, 16, 6, state)) == float(rate(count))
 
 
+def test_vaswani_schedule_by_hand():
+  rate = make_schedule(OptimizerConfig('vaswani', warmup_steps=4_000), 512)
+  # 512^-0.5 * 1 * 4000^-1.5; the peak 512^-0.5 * 4000^-0.5; then t^-0.5.
+  assert float(rate(0)) == pytest.approx(1.74693e-7, rel=1e-4)
+  assert float(rate(3_999)) == pytest.approx(6.98771e-4, rel=1e-4)
+  assert float(rate(15_999)) == pytest.approx(6.98771e-4 / 2, rel=1e-4)
+
+
+def test_inverse_sqrt_schedule_by_hand():
+  config = OptimizerConfig('inverse_sqrt', peak=2e-3, warmup_steps=1_000)
+  rate = make_schedule(config, 1)
+  assert float(rate(0)) == pytest.approx(2e-6)
+  assert float(rate(499)) == pytest.approx(1e-3)
+  assert float(rate(999)) == pytest.approx(2e-3)
+  assert float(rate(3_999)) == pytest.approx(1e-3)
+
+
+def test_cosine_schedule_by_hand():
+  config = OptimizerConfig('cosine', peak=1.0, final=0.2, warmup_steps=100)
+  rate = make_schedule(config, 1, steps=500)
+  # Halfway up; the peak; a quarter, half and all of the way down: cos(pi / 4),
+  # 0 and -1; and what follows the end.
+  assert float(rate(49)) == pytest.approx(0.5)
+  assert float(rate(99)) == pytest.approx(1.0)
+  assert float(rate(199)) == pytest.approx(0.2 + 0.4 * (1 + 0.5**0.5))
+  assert float(rate(299)) == pytest.approx(0.6)
+  assert float(rate(499)) == pytest.approx(0.2)
+  assert float(rate(700)) == pytest.approx(0.2)
+
+
+def test_constant_schedule_by_hand():
+  config = OptimizerConfig('constant', peak=3e-4, warmup_steps=3)
+  rate = make_schedule(config, 1)
+  values = [float(rate(count)) for count in (0, 1, 2, 3, 99_999)]
+  assert values == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4, 3e-4])
+  config = OptimizerConfig('constant', peak=5e-5, warmup_steps=1)
+  none = make_schedule(config, 1)
+  assert float(none(0)) == pytest.approx(5e-5)
+
+
+def test_two_schedules_are_one_function_of_peak_and_warmup():
+  one = OptimizerConfig('vaswani', scale=2.0, warmup_steps=1_000)
+  peak = 2 * 256**-0.5 * 1_000**-0.5
+  other = OptimizerConfig('inverse_sqrt', peak=peak, warmup_steps=1_000)
+  a, b = make_schedule(one, 256), make_schedule(other, 256)
+  for count in (0, 10, 998, 999, 1_000, 50_000):
+    assert float(a(count)) == pytest.approx(float(b(count)), rel=1e-5)
+
+
 @pytest.mark.parametrize(
-  ('config', 'rates'),
+  ('changes', 'count', 'rate'),
   [
-    # 512^-0.5 * 1 * 4000^-1.5; the peak 512^-0.5 * 4000^-0.5; then t^-0.5.
-    (
-      OptimizerConfig('vaswani', warmup_steps=4_000),
-      {0: 1.746928e-7, 3_999: 6.987712e-4, 15_999: 6.987712e-4 / 2},
-    ),
-    (
-      OptimizerConfig('vaswani', scale=2.0, warmup_steps=4_000),
-      {3_999: 2 * 6.987712e-4},
-    ),
-    (
-      OptimizerConfig('inverse_sqrt', peak=2e-3, warmup_steps=1_000),
-      {0: 2e-6, 499: 1e-3, 999: 2e-3, 3_999: 1e-3},
-    ),
-    # Halfway up; the peak; a quarter, half and all of the way down:
-    # cos(pi / 4), 0 and -1; and what follows the end.
-    (
-      OptimizerConfig('cosine', peak=1.0, final=0.2, warmup_steps=100),
-      {49: 0.5, 99: 1.0, 199: 0.2 + 0.4 * (1 + 0.5**0.5)}
-      | {299: 0.6, 499: 0.2, 700: 0.2},
-    ),
-    (
-      OptimizerConfig('constant', peak=3e-4, warmup_steps=3),
-      {0: 1e-4, 1: 2e-4, 2: 3e-4, 3: 3e-4, 99_999: 3e-4},
-    ),
-    (OptimizerConfig('constant', peak=5e-5, warmup_steps=1), {0: 5e-5}),
+    # 8 * 64^-0.5 * 4^-0.5.
+    ({'schedule': 'vaswani', 'scale': 8.0}, 3, 0.5),
+    ({'schedule': 'inverse_sqrt'}, 3, 1.0),
+    ({'schedule': 'inverse_sqrt'}, 15, 0.5),
+    ({'schedule': 'cosine', 'final': 0.5}, 7, 0.75),
+    ({'schedule': 'constant'}, 15, 1.0),
   ],
 )
-def test_schedules_by_hand(config, rates):
-  rate = make_schedule(config, 512, steps=500)
-  found = {count: float(rate(count)) for count in rates}
-  assert found == pytest.approx(rates)
+def test_the_config_names_the_schedule(changes, count, rate):
+  config = OptimizerConfig(peak=1.0, warmup_steps=4, **changes)
+  assert float(make_schedule(config, 64, 12)(count)) == pytest.approx(rate)
 
 
 @given(
@@ -219,11 +249,11 @@ def test_rates_grow_to_the_peak_and_stay_under_it(schedule, warmup, count):
   ],
 )
 def test_a_schedule_that_cannot_be_is_one_line(optimizer, message):
-  with pytest.raises(InputError, match=message) as raised:
+  with pytest.raises(InputError, match=message) as error:
     ExperimentConfig(
       optimizer=OptimizerConfig(**optimizer), training=TrainingConfig(steps=50)
     )
-  assert '\n' not in str(raised.value)
+  assert '\n' not in str(error.value)
 
 
 def _frozen_names(parameters, patterns):
@@ -259,6 +289,26 @@ def _layers():
 def test_patterns_by_hand(patterns, names):
   expected = {f'encoder/{name}' for name in names}
   assert _frozen_names(_layers(), patterns) == expected
+
+
+@pytest.mark.parametrize(
+  ('scan', 'pattern', 'count'),
+  [
+    # Four kernels and biases of attention, two of feed-forward, two norms.
+    (False, 'encoder/layer_0/*', 16),
+    (False, 'encoder/*', 32),
+    (True, 'encoder/layers/*', 16),
+    (True, '*_embedding', 1),
+  ],
+)
+def test_patterns_over_a_model(scan, pattern, count):
+  config = ModelConfig(
+    width=8, heads=2, encoder_layers=2, decoder_layers=1, scan_layers=scan
+  )
+  model = Transformer(config, 11, 11, 2)
+  shapes = jax.eval_shape(lambda: initial_parameters(model, 0))
+  check_freeze(shapes, (pattern,))
+  assert len(_frozen_names(shapes, (pattern,))) == count
 
 
 @pytest.mark.parametrize(
@@ -387,7 +437,7 @@ def _first_updates(model, config):
 def test_the_rate_reaches_what_the_plain_model_lacks(scan_layers):
   encoder = SideConfig(fusion='iterative')
   decoder = SideConfig(
-    attention='shortcut', attention_options={'source': 'lexical'}
+    attention='shortcut', attention_options=ShortcutOptions(source='lexical')
   )
   model = _model(encoder, decoder, scan_layers=scan_layers)
   updates = _first_updates(model, _constant(fusion_rate=0.25))
