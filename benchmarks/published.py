@@ -120,31 +120,36 @@ def cell(metric: Metric, name: str, digits: int) -> str:
   return f'{mark}{signed(one.mean, digits)} ({len(one.seeds)})'
 
 
-def verdict(printed: float, gains: Sequence[int]) -> str:
-  """Return what clear gains and losses say of a printed gain."""
-  clear = set(gains) - {0}
-  if not gains:
-    return 'not trained'
-  if len(clear) == 2:
-    return 'depends'
-  sign = 1 if printed > 0 else -1
-  return {1: 'confirmed', -1: 'refuted', 0: 'undecided'}[sign * sum(clear)]
+def verdict(printed: float, gains: Mapping[str, Sequence[int]]) -> str:
+  """Name the settings that are clearly for or against a printed gain.
+
+  Args:
+    gains: The sign of the gain in BLEU and in the loss in each setting; 0 where
+      it is not clear.
+  """
+  sides: dict[str, list[str]] = {'for': [], 'against': []}
+  for name, (bleu, loss) in gains.items():
+    if sign := bleu or loss:
+      side = 'for' if sign * printed > 0 else 'against'
+      sides[side].append(name if bleu else f'{name} (loss)')
+  words = [f'{side}: {" and ".join(x)}' for side, x in sides.items() if x]
+  return '; '.join(words) or 'undecided'
 
 
-def claims(metrics: Mapping[str, Metric]) -> str:
+def claims(bleu: Mapping[str, Metric], loss: Mapping[str, Metric]) -> str:
   """What papers print beside the differences in BLEU."""
   rows = []
   for claim in _DATA['claims']:
     for scheme, printed in claim['printed'].items():
-      gains = [
-        metric.gain(metric.differences[scheme])
-        for metric in metrics.values()
-        if scheme in metric.differences
-      ]
+      gains = {
+        name: [x[name].gain(x[name].differences[scheme]) for x in (bleu, loss)]
+        for name in bleu
+        if scheme in bleu[name].differences
+      }
       row = [claim['paper'], f'`{scheme}`', signed(printed, 2)]
-      row += [cell(metric, scheme, 2) for metric in metrics.values()]
+      row += [cell(metric, scheme, 2) for metric in bleu.values()]
       rows.append([*row, verdict(printed, gains)])
-  return common.table(('', 'scheme', 'printed', *metrics, 'verdict'), rows)
+  return common.table(('', 'scheme', 'printed', *bleu, 'clear'), rows)
 
 
 def draw(metrics: Mapping[str, Metric], path: Path) -> None:
@@ -218,7 +223,7 @@ def write(docs: Path) -> None:
   )
   put_into(docs / _RESULTS, 'bleu', overview(bleu, 2))
   put_into(docs / _RESULTS, 'loss', overview(loss, 3))
-  put_into(docs / _RESULTS, 'papers', claims(bleu))
+  put_into(docs / _RESULTS, 'papers', claims(bleu, loss))
   draw(bleu, docs / 'results')
 
 

@@ -5,6 +5,8 @@ vision can tell apart, and the colour map cividis, which looks the same to all.
 Figures are made without pyplot: there is no global state and no screen.
 """
 
+import base64
+import dataclasses
 import functools
 import io
 import itertools
@@ -26,7 +28,8 @@ try:
   from matplotlib import font_manager
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
-  from matplotlib.ticker import MaxNLocator
+  from matplotlib.gridspec import GridSpec
+  from matplotlib.ticker import LogFormatter, MaxNLocator
 except ModuleNotFoundError:
   raise InputError(
     "figures need matplotlib: pip install 'fusion_jax[plots]'"
@@ -85,8 +88,10 @@ _LETTERS = 14
 # Most names shown side by side.
 _MOST_NAMES = 20
 # Most ticks of a line's x axis: of short numbers, and of those from 1,000 on.
-_MOST_TICKS, _MOST_LONG_TICKS = 10, 4
+_MOST_TICKS, _MOST_LONG_TICKS = 8, 4
 _LONG_NUMBER = 1_000
+# Bytes; a larger drawing is shown as a PNG.
+_LARGEST_SVG = 400_000
 # Width and height of a panel in inches.
 _PANEL = 4.4, 3.2
 
@@ -178,6 +183,23 @@ def _legend_beside(axes: Axes) -> None:
   )
 
 
+class _PlainNumbers(LogFormatter):
+  """Labels of a logarithmic axis: 0.06 and not 6 x 10^-2."""
+
+  def __call__(self, x: float, pos: int | None = None) -> str:
+    shown = super().__call__(x, pos)
+    # Ticks have a digit or two, and errors of rounding after them.
+    plain = np.format_float_positional(x, 4, fractional=False, trim='-')
+    return plain if shown else ''
+
+
+def make_logarithmic(axes: Axes) -> None:
+  """Make the y axis logarithmic, with plain numbers."""
+  axes.set_yscale('log')
+  axes.yaxis.set_major_formatter(_PlainNumbers())
+  axes.yaxis.set_minor_formatter(_PlainNumbers())
+
+
 def thinned(names: Sequence[str]) -> list[str]:
   """Empty most names of a long list, at regular steps, to avoid overlap."""
   step = -(-len(names) // _MOST_NAMES)
@@ -238,7 +260,7 @@ def draw_map(
 ) -> None:
   """Draw a map of numbers; cells that are not finite stay empty."""
   values = np.asarray(values, np.float64)
-  low, high = limits or _spanned(values)
+  low, high = limits or spanned(values)
   image = axes.imshow(
     values, _MAP, aspect='auto', interpolation='nearest', vmin=low, vmax=high
   )
@@ -258,7 +280,7 @@ def draw_map(
     _write_numbers(axes, values, image.norm)
 
 
-def _spanned(values: Float[np.ndarray, 'R C']) -> tuple[float, float]:
+def spanned(values: Float[np.ndarray, '*axes']) -> tuple[float, float]:
   """Return limits around the finite values, apart by the least span."""
   finite = values[np.isfinite(values)]
   if not finite.size:
@@ -269,15 +291,16 @@ def _spanned(values: Float[np.ndarray, 'R C']) -> tuple[float, float]:
 
 
 def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
+  size = float(np.clip(70 / values.shape[1], 7, 10))
   for (row, column), value in np.ndenumerate(values):
     if np.isfinite(value):
       axes.text(
         column,
         row,
-        f'{value:.2f}',
+        f'{value:z.2f}',
         ha='center',
         va='center',
-        fontsize='x-small',
+        fontsize=size,
         color='black' if norm(value) > 0.55 else 'white',
       )
 
@@ -285,6 +308,54 @@ def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
 def as_svg(figure: Figure) -> bytes:
   """Return a figure as an SVG file; the same numbers give the same bytes."""
   return _encoded(figure, 'svg')
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+  """Data address of a panel or a legend, and its width in CSS pixels."""
+
+  address: str
+  width: int
+  is_legend: bool = False
+
+  @classmethod
+  def of(cls, figure: Figure, is_legend: bool = False) -> 'Picture':
+    """Return a figure as an SVG, or as a PNG where that is too large."""
+    box = figure.get_tightbbox() if is_legend else figure.bbox_inches
+    content, kind = _encoded(figure, 'svg', bbox_inches=box), 'svg+xml'
+    if len(content) > _LARGEST_SVG:
+      content, kind = _encoded(figure, 'png', bbox_inches=box), 'png'
+    address = f'data:image/{kind};base64,{base64.b64encode(content).decode()}'
+    # CSS has 96 pixels an inch.
+    return cls(address, round(96 * box.width), is_legend)
+
+
+def as_panels(figure: Figure) -> Iterator[Picture]:
+  """Take a figure apart: the legend of all panels, if any, and each panel."""
+  every, (width, height) = figure.axes, figure.get_size_inches()
+  for axes in every:
+    figure.delaxes(axes)
+  for legend in figure.legends[:]:
+    handles = [handle for handle in legend.legend_handles if handle]
+    names = [text.get_text() for text in legend.get_texts()]
+    legend.remove()
+    figure.set_layout_engine('none')
+    one = figure.legend(handles, names, frameon=False)
+    yield Picture.of(figure, is_legend=True)
+    one.remove()
+  figure.set_layout_engine('constrained')
+  for panel in every:
+    if (place := panel.get_subplotspec()) is None:
+      continue  # The colours of another panel.
+    grid = place.get_gridspec()
+    figure.set_size_inches(width / grid.ncols, height / grid.nrows)
+    bars = [image.colorbar.ax for image in panel.images if image.colorbar]
+    for axes in (panel, *bars):
+      figure.add_axes(axes)
+    panel.set_subplotspec(GridSpec(1, 1, figure)[0])
+    yield Picture.of(figure)
+    for axes in (panel, *bars):
+      figure.delaxes(axes)
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
@@ -295,13 +366,13 @@ def save(figure: Figure, path: Path) -> list[Path]:
   return files
 
 
-def _encoded(figure: Figure, kind: str) -> bytes:
+def _encoded(figure: Figure, kind: str, **options: Any) -> bytes:
   buffer = io.BytesIO()
   with mpl.rc_context(_look()), warnings.catch_warnings(record=True) as found:
     warnings.filterwarnings('always', 'Glyph')
     # Without a date, the same numbers give the same file.
     about = {'Date': None} if kind == 'svg' else None
-    figure.savefig(buffer, format=kind, metadata=about)
+    figure.savefig(buffer, format=kind, metadata=about, **options)
   missing = {str(w.message) for w in found if 'Glyph' in str(w.message)}
   if missing:
     logger.warning(

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from fusion_jax.config import (
@@ -13,6 +14,7 @@ from fusion_jax.config import (
   TokenizerConfig,
 )
 from fusion_jax.config.fusion import SideConfig
+from fusion_jax.data.batching import Batch
 from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.models.stack import StackOutput
 from fusion_jax.models.transformer import Transformer
@@ -64,6 +66,16 @@ class Endless(Copying):
 
   def decode_step(self, tokens, position, rows, cache, memory):
     return super().decode_step(tokens, jnp.int32(0), rows, cache, memory)
+
+
+def copies(rows, seed, longest, ids, end):
+  """Random sentences of 2 to `longest` ids and an end symbol, to be copied."""
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(2, longest + 1, rows, dtype=np.int32)
+  drawn = rng.integers(ids.start, ids.stop, (rows, longest + 1), dtype=np.int32)
+  drawn[np.arange(rows), lengths] = end
+  drawn[np.arange(longest + 1) > lengths[:, None]] = 0
+  return Batch(drawn, drawn, lengths + 1, lengths + 1)
 
 
 def make_tokenizer():

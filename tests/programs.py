@@ -4,12 +4,14 @@ The runs are of the embedded corpus cut to 600 pairs. Those of one `Program`
 share a prepared corpus and a compilation cache.
 """
 
+import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -141,6 +143,23 @@ def assert_same_parameters(first: Path, second: Path) -> None:
     load_run(first, CheckpointSelection('last')).parameters,
     load_run(second, CheckpointSelection('last')).parameters,
   )
+
+
+@contextlib.contextmanager
+def logged_messages() -> Iterator[list[str]]:
+  """Gives what is logged within the block, where there is no caplog."""
+  messages: list[str] = []
+  handler = logging.Handler()
+  handler.emit = lambda record: messages.append(record.getMessage())
+  logger = logging.getLogger('fusion_jax')
+  level = logger.level
+  logger.addHandler(handler)
+  logger.setLevel(logging.INFO)
+  try:
+    yield messages
+  finally:
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 def one_line(err: str) -> str:

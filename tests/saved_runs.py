@@ -34,9 +34,10 @@ class SavedRun:
     identity: what its checkpoints belong to.
   """
 
-  def __init__(self, workdir, **training):
+  def __init__(self, workdir, model=None, **training):
     config = ExperimentConfig(
-      model=ModelConfig(
+      model=model
+      or ModelConfig(
         width=16, filter=32, heads=2, encoder_layers=1, decoder_layers=1
       ),
       training=TrainingConfig(**{'keep_last': 9} | training),

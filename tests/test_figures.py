@@ -1,5 +1,6 @@
 """What all figures share: letters of other scripts, and files."""
 
+import base64
 import itertools
 import resource
 import warnings
@@ -161,6 +162,62 @@ def test_numbers_that_hardly_differ_have_hardly_other_colours(values, limits):
   _, (axes,) = figures.panels(1)
   figures.draw_map(axes, np.array([values]), ('a',), (), 'x', 'y', '')
   assert axes.images[0].get_clim() == pytest.approx(limits)
+
+
+@pytest.mark.parametrize(
+  ('values', 'expected'),
+  [
+    ([0.055, 0.085], ['0.06', '0.07', '0.08']),
+    ([0.00002, 0.03], ['0.0001', '0.001', '0.01']),
+    ([0.5, 20_000], ['1', '10', '100', '1000', '10000']),
+  ],
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(values, expected):
+  figure, (axes,) = figures.panels(1)
+  axes.plot([1, 2], values)
+  figures.make_logarithmic(axes)
+  figure.draw_without_rendering()
+  low, high = axes.get_ylim()
+  ticks = axes.yaxis.get_major_ticks() + axes.yaxis.get_minor_ticks()
+  shown = {
+    tick.label1.get_text(): tick.get_loc()
+    for tick in ticks
+    if low <= tick.get_loc() <= high
+  }
+  assert set(expected) <= shown.keys()
+  for text, place in shown.items():
+    if text:
+      assert float(text) == pytest.approx(place)
+      assert 'e' not in text
+
+
+def test_panels_are_files_of_one_width_and_the_legend_is_first():
+  figure, axes = figures.panels(3)
+  for panel in axes[:2]:
+    figures.draw_lines(panel, _LINES, 'x', 'y')
+  figures.share_legend(figure, axes[:2])
+  figures.draw_map(axes[2], np.eye(2), ('a', 'b'), (), 'x', 'the map', 'unit')
+  legend, *others = figures.as_panels(figure)
+  assert [each.is_legend for each in (legend, *others)] == [True] + [False] * 3
+  assert b'line 8' in _content(legend, 'svg+xml')
+  # A panel has 4.4 inches of 96 pixels.
+  assert [each.width for each in others] == [422] * 3
+  contents = [_content(each, 'svg+xml') for each in others]
+  assert [b'the map' in content for content in contents] == [False, False, True]
+  # The colours belong to the map, and are no panel of their own.
+  assert b'unit' in contents[2]
+
+
+def _content(picture, kind):
+  before, content = picture.address.split(',')
+  assert before == f'data:image/{kind};base64'
+  return base64.b64decode(content)
+
+
+def test_a_large_panel_is_a_png(monkeypatch):
+  monkeypatch.setattr(figures, '_LARGEST_SVG', 100)
+  (panel,) = figures.as_panels(_figure('x'))
+  assert _content(panel, 'png').startswith(b'\x89PNG')
 
 
 @pytest.mark.parametrize('last', [9, 20, 999, 7_200, 100_000])

@@ -6,6 +6,8 @@ and Fig. 11: fusing groups balances the gradients of low and high layers.
 """
 
 import bisect
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from jaxtyping import Int
 
 from fusion_jax import figures
 from fusion_jax.analysis.run_with_text import Numbers, RunWithText, numbered
+from fusion_jax.config.fusion import SIDES
 from fusion_jax.errors import InputError
 
 # Fields of lines of kind 'train' and of kind 'valid'.
@@ -23,10 +26,10 @@ _VALID = 'accuracy', 'loss', 'perplexity', 'bleu', 'chrf'
 # over the values.
 _PANELS = (
   ('accuracy', 'accuracy (share of target tokens)', 'values'),
-  ('loss', 'loss (nats; training: label-smoothed)', 'values'),
+  ('loss', 'loss (nats; training: smoothed)', 'values'),
   ('perplexity', 'perplexity a target token', 'log'),
-  ('bleu', 'BLEU of the validation text', 'zero'),
-  ('chrf', 'chrF of the validation text', 'zero'),
+  ('bleu', 'BLEU, {translated}', 'zero'),
+  ('chrf', 'chrF, {translated}', 'zero'),
   ('learning_rate', 'learning rate', 'values'),
 )
 # The top of an axis from 0, in units of the highest value.
@@ -34,6 +37,18 @@ _ABOVE = 1.05
 # Most lines of a panel of gradients.
 _MOST_LINES = 5
 _NAMES = {'valid': 'validation', 'train': 'training'}
+# Weights among the numbers of kind 'fusion': reader and source. Those of groups
+# have a view of their own.
+_WEIGHTS = re.compile(
+  r'(?!decoder/prediction)(.+/(?:exploitation|hop_attention_\d+|layer_norms|'
+  r'layer_weights|weights(?:_\d+)?(?:_[a-z_]+)?))_(\d+)'
+)
+# Transparent attention logs its weights by layer, then by reader.
+_BY_LAYER = re.compile(r'(.+/read_out/weights)_(\d+)_(\d+)')
+# Letters of a line of their titles.
+_TITLE = 40
+# Most panels of the weights of a side: those of its highest readers.
+_MOST_READERS = 3
 
 
 def curves(analysed: RunWithText) -> Numbers:
@@ -41,30 +56,73 @@ def curves(analysed: RunWithText) -> Numbers:
   train = _columns(analysed.of_kind('train'), _TRAIN)
   rows = [row for row in analysed.metrics if row['kind'] == 'valid']
   valid = _columns(rows, _VALID) if rows else {}
-  return {'train': train, 'valid': valid, 'gap': _gap(train, valid)}
+  fusion = [row for row in analysed.metrics if row['kind'] == 'fusion']
+  training = analysed.run.config.training
+  count = training.translate_sentences
+  lines = f'first {count:,} lines' if count else 'all lines'
+  return {
+    'train': train,
+    'valid': valid,
+    'gap': _gap(train, valid),
+    'translated': f'{lines}, beam {training.translate_beam}',
+    'weights': _weights(fusion) if len(fusion) > 1 else {},
+  }
+
+
+def _weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+  """Return the weights that each reader gives its sources, as lines."""
+  steps = [row['step'] for row in rows]
+  readers: dict[str, dict[str, Any]] = {}
+  for name in rows[-1]:
+    if match := _WEIGHTS.fullmatch(_BY_LAYER.sub(r'\1_\3_\2', name)):
+      line = steps, [row.get(name) for row in rows]
+      readers.setdefault(match[1], {})[f'source {match[2]}'] = line
+  several = [name for name, lines in readers.items() if len(lines) > 1]
+  several.sort(key=lambda x: [n.zfill(9) for n in re.split(r'(\d+)', x)])
+  sides = [[x for x in several if x.startswith(side)] for side in SIDES]
+  return {x: readers[x] for side in sides for x in side[-_MOST_READERS:]}
 
 
 def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
-  """Draw the curves of one or more runs, overlaid."""
-  figure, axes = figures.panels(len(_PANELS))
+  """Draw the curves of one or more runs, overlaid, and weights of layers."""
   named = {run: f'{run}, ' if len(runs) > 1 else '' for run in runs}
+  weights = {
+    f'{name}{reader}': lines
+    for run, name in named.items()
+    for reader, lines in runs[run]['weights'].items()
+  }
+  figure, axes = figures.panels(len(_PANELS) + len(weights))
+  alike, others = axes[: len(_PANELS)], axes[len(_PANELS) :]
+  _draw_curves(alike, runs, named)
+  figures.share_legend(figure, alike)
+  for panel, (title, lines) in zip(others, weights.items(), strict=True):
+    figures.draw_lines(panel, lines, 'update', 'weight of a source')
+    panel.set_title(textwrap.fill(title, _TITLE))
+  return figure
+
+
+def _draw_curves(
+  axes: Sequence[figures.Axes],
+  runs: Mapping[str, Mapping[str, Any]],
+  named: Mapping[str, str],
+) -> None:
   dashed = {
     f'{name}{_NAMES["train"]}': f'{name}{_NAMES["valid"]}'
     for name in named.values()
   }
+  translated = {numbers['translated'] for numbers in runs.values()}
+  said = translated.pop() if len(translated) == 1 else 'each as its config says'
   for panel, (field, name, axis) in zip(axes, _PANELS, strict=True):
-    lines = _lines(runs, named, field)
-    figures.draw_lines(panel, lines, 'update', name, dashed)
+    lines, label = _lines(runs, named, field), name.format(translated=said)
+    figures.draw_lines(panel, lines, 'update', label, dashed)
     if axis == 'log':
-      panel.set_yscale('log')
+      figures.make_logarithmic(panel)
     elif axis == 'zero':
       highest = panel.dataLim.y1
       panel.set_ylim(0, _ABOVE * highest if highest > 0 else 1)
   starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
   for panel in axes:
     panel.set_xlim(min(starts), max(ends))
-  figures.share_legend(figure, axes)
-  return figure
 
 
 def draw(numbers: Numbers) -> figures.Figure:
@@ -83,7 +141,8 @@ def summary(numbers: Numbers) -> str:
   if bleu:
     step = max(bleu, key=lambda step: bleu[step])
     said += (
-      f'; the best validation BLEU is {bleu[step]:.2f}, at update {step:,}'
+      f'; the best validation BLEU is {bleu[step]:.2f}, at update {step:,} '
+      f'({numbers["translated"]})'
     )
   if numbers['gap'] and (gap := numbers['gap'][-1]) is not None:
     said += (
@@ -162,7 +221,7 @@ def draw_gradients(numbers: Numbers) -> figures.Figure:
   }
   figures.draw_lines(axes[1], over_layers, 'encoder layer', 'gradient norm')
   for panel in axes:
-    panel.set_yscale('log')
+    figures.make_logarithmic(panel)
   return figure
 
 

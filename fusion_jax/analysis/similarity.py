@@ -73,8 +73,10 @@ def _stacked(
 
 
 def draw(numbers: Numbers) -> figures.Figure:
-  """Draw maps of both stacks, and the first row of each as a curve."""
+  """Draw maps of both stacks in one scale, and their first rows as curves."""
   panels, curves = [], {}
+  parts = [numbers[x][part] for x in SIDES for part in ('cosine', 'output')]
+  limits = figures.spanned(np.concatenate([np.ravel(part) for part in parts]))
   for side in SIDES:
     cosines, outputs = numbers[side]['cosine'], numbers[side]['output']
     names = [str(layer) for layer in range(len(cosines))]
@@ -82,12 +84,12 @@ def draw(numbers: Numbers) -> figures.Figure:
     rows = names + (out if len(outputs) > 1 else ['out'])
     values = np.array(cosines + outputs)
     x = f'layer of the {side}'
-    given = values, rows, names, x, 'layer', 'mean cosine'
+    given = values, rows, names, x, 'layer', 'mean cosine', limits
     panels.append(figures.Panel(figures.draw_map, given, side))
     curves[side] = range(len(cosines)), cosines[0]
   lines = curves, 'layer', 'mean cosine with H[0]'
   panels.append(figures.Panel(figures.draw_lines, lines, 'with the embeddings'))
-  return figures.draw_panels(panels, 3)[0]
+  return figures.draw_panels(panels)[0]
 
 
 def summary(numbers: Numbers) -> str:

@@ -19,6 +19,8 @@ from fusion_jax.metrics import Words, bleu_for
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
 # 0, 1, 2, 3, 4, 5 to 9, 10 to 99, 100 to 999 and 1,000 or more.
 FREQUENCIES: tuple[int, ...] = (0, 1, 2, 3, 4, 9, 99, 999)
+# The score of a bucket with fewer lines, or fewer words, says little.
+FEW = 20
 
 
 @dataclasses.dataclass(frozen=True)

@@ -210,7 +210,8 @@ def _largest(change: Float[np.ndarray, ' S']) -> list[int]:
 
 def report(numbers: Numbers) -> str:
   """Write the results of a comparison section by section."""
-  text = _template().render(numbers, paper_lengths=_PAPER_LENGTHS)
+  constants = {'paper_lengths': _PAPER_LENGTHS, 'few': buckets.FEW}
+  text = _template().render(numbers, **constants)
   return re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
 
 
@@ -281,41 +282,52 @@ def _text(text: str) -> str:
 
 
 def draw(numbers: Numbers) -> figures.Figure:
-  """Draw BLEU of all systems and by length, and F1 by frequency."""
-  lengths = numbers['lengths']
-  figure, axes = figures.panels(2 + len(lengths), size=(6.0, 3.6))
-  _draw_scores(axes[0], numbers)
-  for panel, (kind, rows) in zip(axes[1:], lengths.items(), strict=False):
+  """Draw differences in BLEU, BLEU by length, and F1 by frequency."""
+  lengths, tested = numbers['lengths'], bool(numbers['tests'])
+  figure, axes = figures.panels(tested + len(lengths) + 1, size=(6.0, 3.6))
+  if tested:
+    _draw_differences(axes[0], numbers)
+  panels = axes[tested:]
+  for panel, (kind, rows) in zip(panels, lengths.items(), strict=False):
     labels = 'words of the source (lines)', 'BLEU'
     _draw_buckets(panel, rows, '{bucket}\n({count:,})', *labels)
     panel.set_title(_TITLES[kind])
-  rows = numbers['frequencies']['buckets']
-  labels = 'frequency of the word', 'F1 of words (%)'
-  _draw_buckets(axes[-1], rows, '{bucket}', *labels)
-  axes[-1].set_title('by frequency of the target word')
+  frequencies = numbers['frequencies']['buckets']
+  labels = 'frequency of the word (words)', 'F1 of words (%)'
+  _draw_buckets(panels[-1], frequencies, '{bucket}\n({count:,})', *labels)
+  panels[-1].set_title('by frequency of the target word')
   if len(numbers['systems']) > 1:
-    figures.share_legend(figure, axes[:0:-1])
+    figures.share_legend(figure, panels)
+  # After the legend, which shows the colours.
+  for panel, rows in zip(panels, (*lengths.values(), frequencies), strict=True):
+    _grey_few(panel, rows)
   return figure
 
 
-def _draw_scores(panel: figures.Axes, numbers: Numbers) -> None:
-  """Draw a row for each system: an interval, and seeds as crosses."""
-  seeds, tests = numbers['seeds']['BLEU'], numbers['tests']
-  for row, (name, x) in enumerate(seeds.items()):
-    centre, spread = x['scores'][0], 0.0
-    if tests:
-      tested = tests['bootstrap']['BLEU']['systems'][name]
-      centre, spread = tested['mean'], tested['interval']
-    colour = figures.COLOURS[row % len(figures.COLOURS)]
+def _draw_differences(panel: figures.Axes, numbers: Numbers) -> None:
+  """Draw a row for each system: its paired difference to the baseline."""
+  seeds, baseline = numbers['seeds']['BLEU'], numbers['baseline']
+  tested = numbers['tests']['bootstrap']['BLEU']['systems']
+  names = [name for name in seeds if name != baseline]
+  several = any(len(x['scores']) > 1 for x in seeds.values())
+  for row, name in enumerate(names):
+    # The mean of the differences of the samples is the difference of the means.
+    centre = tested[name]['mean'] - tested[baseline]['mean']
+    spread = tested[name]['difference_interval']
+    colour = figures.COLOURS[(row + 1) % len(figures.COLOURS)]
     panel.errorbar(
       centre, row, xerr=spread, color=colour, fmt='o', mfc='white', capsize=4
     )
-    rows = [row] * len(x['scores'])
-    panel.plot(x['scores'], rows, 'kx', markersize=5, zorder=3)
-  panel.set_yticks(range(len(seeds)), list(seeds))
-  panel.set_ylim(len(seeds) - 0.5, -0.5)
-  panel.set_xlabel('BLEU (the axis does not start at 0)')
-  panel.set_title('intervals: 95 % of the bootstrap; crosses: seeds')
+    if several:
+      first = seeds[baseline]['scores'][0]
+      changes = [score - first for score in seeds[name]['scores']]
+      panel.plot(changes, [row] * len(changes), 'kx', markersize=5, zorder=3)
+  panel.axvline(0, color='#888888', linewidth=0.8)
+  panel.set_yticks(range(len(names)), names)
+  panel.set_ylim(len(names) - 0.5, -0.5)
+  panel.set_xlabel(f'BLEU less that of {baseline}')
+  crosses = '; crosses: seeds' if several else ''
+  panel.set_title(f'paired 95 % intervals of the bootstrap{crosses}')
 
 
 def _draw_buckets(
@@ -333,3 +345,14 @@ def _draw_buckets(
   }
   names = [name.format(**row) for row in filled]
   figures.draw_bars(panel, names, bars, x, y)
+
+
+def _grey_few(panel: figures.Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+  """Let only the edges of bars that say little keep their colours."""
+  filled = [row['count'] for row in rows if row['count']]
+  few = [place for place, count in enumerate(filled) if count < buckets.FEW]
+  for place, bars in itertools.product(few, panel.containers):
+    bar = bars[place]
+    bar.set(edgecolor=bar.get_facecolor(), facecolor='#CCCCCC')
+  if few:
+    panel.set_xlabel(f'{panel.get_xlabel()}; grey: fewer than {buckets.FEW}')

@@ -14,10 +14,12 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from fusion_jax import __version__
 from fusion_jax.config import ExperimentConfig, serialization
 from fusion_jax.data.corpora import read_files
 from fusion_jax.data.tokenizer import Tokenizer
@@ -57,10 +59,31 @@ def read_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
   return source, target
 
 
+def write_version(workdir: Path) -> None:
+  """Record the version of this package, and its commit in a checkout."""
+  root, version = Path(__file__).parents[2], __version__
+  if (root / '.git').exists():
+    git = ['git', '-C', str(root), 'describe', '--always', '--dirty']
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+      commit = subprocess.check_output(
+        [*git, '--exclude=*'], text=True, stderr=subprocess.DEVNULL, timeout=60
+      )
+      version += f', commit {commit.strip()}'
+  write_whole(workdir / 'version', f'{version}\n'.encode())
+
+
+def read_version(workdir: Path) -> str:
+  """Return the version that began a run; '' where it was not recorded."""
+  path = workdir / 'version'
+  with read_errors(path):
+    return path.read_text('utf-8', 'replace').strip() if path.is_file() else ''
+
+
 # Files and folders that belong to the run itself.
 _OWN = re.compile(
   r'config\.json|(source|target)\.model|corpus|checkpoints|damaged|heartbeat|'
-  r'lock|metrics\.jsonl|wandb_id|translations|events\.out\.tfevents.*'
+  r'lock|metrics\.jsonl|version|wandb_id|translations|'
+  r'events\.out\.tfevents.*'
 )
 
 

@@ -25,6 +25,7 @@ from fusion_jax.runs.directory import (
   create_run,
   locked,
   write_corpus,
+  write_version,
 )
 from fusion_jax.runs.integrity import open_checkpoints
 from fusion_jax.runs.loading import TrainedModel
@@ -257,6 +258,8 @@ def _open_directory(
 ) -> None:
   # Checked again: another training may have ended in it in the meantime.
   check_workdir(workdir, config)
+  if not (workdir / 'config.json').exists():
+    write_version(workdir)
   create_run(workdir, config, corpus.source_tokenizer, corpus.target_tokenizer)
   directions = (
     corpus.split('valid').directions if corpus.has_split('valid') else ()

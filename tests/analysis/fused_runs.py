@@ -1,6 +1,6 @@
 """Runs of known parameters and a text of a few lines, to be looked at."""
 
-import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from matplotlib import image
 
 from fusion_jax.analysis import TextChoice
 from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.views import look_at
 from fusion_jax.config import (
   DataConfig,
   DecodingConfig,
@@ -84,13 +85,10 @@ def fused_run(run, folder, sources=SOURCES, targets=TARGETS, lines=0):
   return RunWithText(folder, run, TextChoice(*map(str, files), lines))
 
 
-def with_text(analysed, **choice):
-  """The same run with other lines of its text."""
-  return RunWithText(
-    analysed.workdir,
-    analysed.run,
-    dataclasses.replace(analysed.choice, **choice),
-  )
+def numbers_of(view, analysed):
+  """What a view finds, as its file has it."""
+  found = look_at(view, analysed, analysed.workdir / 'analysis')['numbers']
+  return json.loads(json.dumps(found))
 
 
 def all_at_once(analysed):

@@ -88,10 +88,12 @@ def report_of(analysed, cards=(), name='run', made=OTHER, text=TEXT):
     vocabularies=(70, 70),
     parameters={'encoder layers / self_attention': 750, 'embedding': 250},
     last={'step': 30, 'epoch': 1.25, 'seconds': 90.0},
+    code='0.1.0, commit 1a2b3c4',
     curves=curves(analysed),
     cards=tuple(cards),
     translations=tuple(made),
     scores=corpus_scores(list(made), references, 'de'),
+    interval=(1.5, 42.25),
   )
 
 

@@ -20,7 +20,6 @@ from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import assert_close, drawn_parameters
 
@@ -173,8 +172,8 @@ def test_an_input_left_out_is_a_reader_of_zeros(name):
 
 
 def test_groups_left_out_give_their_weight_to_the_others():
-  options = GtransOptions(group_size=1, temperature=1.0)
-  config = _config(decoder=SideConfig(fusion='gtrans', options=options))
+  options = {'group_size': 1, 'temperature': 1.0}
+  config = _config(decoder=SideConfig('gtrans', options))
   parameters = _parameters(config)
   weights = np.array(parameters['decoder']['prediction']['group_weights'])
   got = _output(config, parameters, Ablation('decoder', 'group', 2))
@@ -188,8 +187,8 @@ def test_groups_left_out_give_their_weight_to_the_others():
 def test_only_what_is_read_can_be_left_out():
   plain = {ablation.kind for ablation in ablations_of(_config())}
   assert plain == {'layer'}
-  options = GtransOptions(group_size=1, inference_groups='1:2')
-  few = _config(decoder=SideConfig(fusion='gtrans', options=options))
+  options = {'group_size': 1, 'inference_groups': '1:2'}
+  few = _config(decoder=SideConfig('gtrans', options))
   # The third layer is not run: no group that translates reads it.
   of_decoder = [one for one in ablations_of(few) if one.side == 'decoder']
   assert of_decoder == [

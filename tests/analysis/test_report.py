@@ -14,6 +14,7 @@ from report_runs import (
   MODEL,
   OTHER,
   TEXT,
+  TRAINED,
   Page,
   fused_run,
   report_of,
@@ -24,17 +25,19 @@ from saved_runs import SavedRun
 from fusion_jax import figures
 from fusion_jax.analysis.report import __main__ as program
 from fusion_jax.analysis.report import contents
+from fusion_jax.analysis.report import page as report_page
 from fusion_jax.analysis.report.contents import (
   parameters_by_part,
   training_pairs,
 )
-from fusion_jax.analysis.report.page import page, separator, stretches
+from fusion_jax.analysis.report.page import page, stretches
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.views import VIEWS, View, keep, views_of
 from fusion_jax.config import DataConfig, DecodingConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
+from fusion_jax.metrics import corpus_scores, words_of
 
 _SECTIONS = [
   'runs',
@@ -58,13 +61,13 @@ _MODELS = {
     'decoder_layers': 3,
   },
 }
-_SVG = b'<svg xmlns="" width="72pt" height="72pt"/>'
 
 
 @pytest.fixture
 def quick(monkeypatch):
-  """Pages whose own figures are not drawn, which takes seconds."""
-  monkeypatch.setattr(figures, 'as_svg', lambda figure: _SVG)
+  """Pages whose figures are not drawn, which takes seconds."""
+  picture = figures.Picture('data:image/svg+xml;base64,', 96)
+  monkeypatch.setattr(figures, 'as_panels', lambda figure: (picture,) * 2)
 
 
 def _slow_view(measure=lambda analysed: pytest.fail('it is slow')):
@@ -84,7 +87,7 @@ def _stored(view, analysed, folder):
   """In place of `look_at`: a result that is not computed."""
   folder.mkdir(exist_ok=True)
   for kind in ('svg', 'png'):
-    (folder / f'{view.name}.{kind}').write_bytes(_SVG)
+    (folder / f'{view.name}.{kind}').write_bytes(b'')
   values = {'summary': f'{view.name} <seen>', 'numbers': [1.5, None]}
   keep(folder / f'{view.name}.json', analysed, values, analysed.digest)
   return values
@@ -102,7 +105,10 @@ def _cards(analysed, folder, slow=False):
 @pytest.mark.usefixtures('quick')
 def test_every_view_of_a_scheme_is_named(words, tmp_path, monkeypatch):
   slow, model = _slow_view(), dataclasses.replace(MODEL, **_MODELS[words])
-  every = [*views_of(model), slow]
+  every = [
+    dataclasses.replace(view, draw=slow.draw)
+    for view in (*views_of(model), slow)
+  ]
   monkeypatch.setattr(contents, 'views_of', lambda config: every)
   monkeypatch.setattr(contents, 'look_at', _stored)
   analysed = fused_run(tmp_path, model)
@@ -116,8 +122,6 @@ def test_every_view_of_a_scheme_is_named(words, tmp_path, monkeypatch):
     if view.slow:
       assert f'fusion-jax analyse {view.name} --workdir=' in html.text
     else:
-      # 72 points are an inch of 96 pixels.
-      assert card.figure.width == 96
       assert any(view.title in image['alt'] for image in html.all('img'))
     assert view.source in html.text
     assert view.reading in html.text
@@ -214,7 +218,99 @@ def test_the_sections_of_a_page(tmp_path):
   for said in ('1,200, 1,100 after filtering', '75.0%', 'nrefs:1|', '1 < 2'):
     assert said in html.text
   assert html.all('html') == [{'lang': 'en'}]
-  assert html.words['title'] == ['run - fusion_jax']
+  assert html.words['title'] == ['run: no fusion - fusion_jax']
+
+
+def test_each_bleu_says_what_it_is_of(tmp_path):
+  run = report_of(fused_run(tmp_path))
+  _, ((_, bleu, _, validated),) = report_page.scores([run])
+  assert bleu == f'{run.scores.bleu:.2f} (1.50 to 42.25), beam 4'
+  assert validated == '4.50 (all lines, beam 1)'
+  heads, _ = report_page.validations(run)
+  assert 'bleu, all lines, beam 1' in heads
+
+
+def _overview(run):
+  return dict(report_page.overview([run]))
+
+
+def test_seed_speed_and_version_are_shown(tmp_path):
+  speeds = [{'tokens_per_second': 1000 * row['step']} | row for row in TRAINED]
+  analysed = fused_run(tmp_path)
+  write_metrics(tmp_path, trained=speeds)
+  rows = _overview(report_of(analysed))
+  assert rows['seed'] == '0'
+  # The median of 10,000, 20,000 and 30,000.
+  assert rows['speed of training'] == '20,000 target tokens a second'
+  assert rows['fusion_jax'] == '0.1.0, commit 1a2b3c4'
+
+
+def test_an_older_run_has_no_speed_and_no_version(tmp_path):
+  run = dataclasses.replace(report_of(fused_run(tmp_path)), code='')
+  rows = _overview(run)
+  assert rows['speed of training'] == rows['fusion_jax'] == 'not recorded'
+
+
+def test_the_interval_of_bleu_is_that_of_the_bootstrap():
+  references, words = ['eins zwei drei vier fünf'] * 30, words_of('de')
+  # Every sample of the lines has the same score.
+  same = contents.bleu_interval(references, references, words)
+  assert same == (pytest.approx(100), pytest.approx(100))
+  made = ['eins zwei drei vier sechs'] * 15 + references[15:]
+  low, high = contents.bleu_interval(made, references, words)
+  bleu = corpus_scores(made, references, 'de').bleu
+  assert bleu - 20 < low < bleu - 1
+  assert bleu + 1 < high < bleu + 20
+
+
+@pytest.mark.parametrize(
+  ('sides', 'expected'),
+  [
+    ({}, 'run: no fusion'),
+    ({'decoder': SideConfig('gtrans')}, 'run: gtrans (decoder)'),
+    (
+      {side: SideConfig('hierarchical') for side in ('encoder', 'decoder')},
+      'run: hierarchical (encoder and decoder)',
+    ),
+    (
+      {
+        'encoder': SideConfig('dlcl'),
+        'decoder': reading('shortcut', source='lexical'),
+      },
+      'run: dlcl (encoder), shortcut (decoder)',
+    ),
+  ],
+)
+def test_the_title_names_the_schemes(sides, expected, tmp_path):
+  analysed = fused_run(tmp_path, dataclasses.replace(MODEL, **sides))
+  assert report_page.title(report_of(analysed)) == expected
+
+
+@pytest.mark.usefixtures('quick')
+def test_different_numbers_of_updates_are_said(tmp_path):
+  analysed = fused_run(tmp_path)
+  one, two = (report_of(analysed, name=name) for name in ('one', 'two'))
+  longer = dataclasses.replace(two, last={'step': 1200})
+  said = 'The trainings had different numbers of updates: one 30, two 1,200.'
+  assert said in Page(_page([one, longer])).text
+
+
+def test_panels_stand_alone(tmp_path):
+  """A narrow screen can stack them; none is hidden at its right edge."""
+  html = Page(_page([report_of(fused_run(tmp_path))]))
+  images = html.all('img')
+  # A legend and six curves.
+  assert len(images) == 7
+  assert images[0]['alt'].startswith('Curves of the training')
+  widths = [
+    int(each['style'].removeprefix('--width: ').removesuffix('px'))
+    for each in images
+  ]
+  (share,) = re.findall(
+    r'min-width: calc\((0\.\d+) \* var', html.words['style'][0]
+  )
+  # A screen of 390 pixels without the margins.
+  assert float(share) * max(widths) < 340
 
 
 @pytest.mark.usefixtures('quick')
@@ -271,7 +367,8 @@ def test_a_comparison_shows_both(tmp_path):
   )
   whole = _page([one, two])
   html = Page(whole)
-  assert html.words['h1'] == ['one, two']
+  assert html.words['h1'] == ['one: no fusion; two: no fusion']
+  assert 'different numbers of updates' not in html.text
   difference = 100 - one.scores.bleu
   assert f'{difference:+.2f}' in html.words['td']
   assert 'BLEU less one' in html.words['th']
@@ -286,9 +383,9 @@ _WORDS = st.lists(st.sampled_from(['a', 'b', 'c', 'd']), max_size=8)
 
 def test_marks_by_hand():
   assert [*stretches('the red cat sat', 'the cat sat', 'en')] == [
-    ('the', False),
+    ('the ', False),
     ('red', True),
-    ('cat sat', False),
+    (' cat sat', False),
   ]
   assert [*stretches('', 'the cat', 'en')] == []
   assert [*stretches('我爱狗', '我爱猫', 'zh_CN')] == [
@@ -297,11 +394,32 @@ def test_marks_by_hand():
   ]
 
 
+@pytest.mark.parametrize(
+  ('made', 'reference', 'language', 'marked'),
+  [
+    ('na podlaze, spí', 'spí na podlaze', 'cs', ['spí']),
+    ('„podlaze“ … (spí)!', 'podlaze spí', 'cs', []),
+    ('der Hund, so', 'der Mann so', 'de', ['Hund']),
+    ("the dog's 5.5 %", "the dog's 5,5 %", 'en', ['5.5']),
+    # A vowel sign is a part of its word.
+    ('«कि» है', 'कि है', 'hi', []),
+    ('कि', 'क', 'hi', ['कि']),
+    ('我爱狗。', '我爱猫', 'zh', ['狗']),
+  ],
+)
+def test_punctuation_around_words_is_not_marked(
+  made, reference, language, marked
+):
+  found = [*stretches(made, reference, language)]
+  assert [text for text, is_marked in found if is_marked] == marked
+  assert ''.join(text for text, _ in found) == made
+
+
 @given(_WORDS, _WORDS)
 def test_stretches_are_the_translation(made, reference):
   line = ' '.join(made)
   found = [*stretches(line, ' '.join(reference), 'en')]
-  assert separator('en').join(text for text, _ in found) == line
+  assert ''.join(text for text, _ in found) == line
   # What is not marked is a common subsequence.
   rest = iter(reference)
   kept = (word for text, marked in found if not marked for word in text.split())
@@ -393,11 +511,11 @@ def test_the_program_makes_a_page(saved, capsys, monkeypatch):
   flags = (f'--output={saved / "both.html"}', '--shown=2')
   assert _main(saved, *flags, workdirs=('one', 'two')) == 0
   both = Page((saved / 'both.html').read_text())
-  names = ', '.join(str(saved / name) for name in ('one', 'two'))
+  names = '; '.join(f'{saved / name}: no fusion' for name in ('one', 'two'))
   assert both.words['h1'] == [names]
   assert len(both.all('dl')) == 2
-  # The curves of both, and of each its other two views.
-  assert len(both.all('img')) == 1 + 2 * 2
+  # A legend and six curves, and of each run maps, lines and gradients.
+  assert len(both.all('img')) == 1 + 6 + 2 * (3 + 2)
 
 
 def _without(folder, tmp_path, *names):

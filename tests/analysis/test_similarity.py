@@ -8,7 +8,6 @@ from fused_runs import all_at_once, fused_run, make_run
 from fusion_jax.analysis.similarity import cosine_sums
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import SideConfig
-from fusion_jax.fusion.gtrans import GtransOptions
 from fusion_jax.testing import assert_close
 
 VIEW = VIEWS['similarity']
@@ -59,14 +58,14 @@ def test_an_output_is_like_the_layer_that_it_takes(tmp_path):
     {'encoder/read_out/weights': 99 * np.array([[0, 0], [1, 0], [0, 1]])},
     norm='post',
     encoder=SideConfig(fusion='transparent'),
-    decoder=SideConfig(
-      fusion='gtrans', options=GtransOptions(group_size=1, mode='last')
-    ),
+    decoder=SideConfig('gtrans', {'group_size': 1, 'mode': 'last'}),
   )
   found = VIEW.measure(fused_run(run, tmp_path))
   for side in 'encoder', 'decoder':
     layers = found[side]['cosine']
     np.testing.assert_allclose(found[side]['output'], layers[1:], atol=1e-5)
   axes = VIEW.draw(found).axes
+  scales = [panel.images[0].get_clim() for panel in axes[:2]]
+  assert scales[0] == scales[1]
   names = [tick.get_text() for tick in axes[0].get_yticklabels()]
   assert names == ['0', '1', '2', 'out 1', 'out 2']

@@ -16,6 +16,7 @@ from fused_runs import (
   assert_not_blank,
   fused_run,
   make_run,
+  numbers_of,
   rows_of,
   shown,
 )
@@ -28,10 +29,6 @@ from fusion_jax.cli.run import with_groups
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.decoding.translate import Translator
-from fusion_jax.fusion.capsules import DynamicRoutingOptions, EmRoutingOptions
-from fusion_jax.fusion.gtrans import GtransOptions
-from fusion_jax.fusion.hops import HopsOptions
-from fusion_jax.fusion.surface import SurfaceOptions
 
 GATES = VIEWS['gates']
 
@@ -57,8 +54,7 @@ def analysed(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def numbers(analysed):
-  found = look_at(GATES, analysed, analysed.workdir / 'analysis')['numbers']
-  return json.loads(json.dumps(found))
+  return numbers_of(GATES, analysed)
 
 
 def test_by_layer_against_all_gates_of_the_text(analysed, numbers):
@@ -135,7 +131,7 @@ def test_without_projections_gates_are_those_of_their_bias(tmp_path, run_as):
 
 def test_layers_that_no_group_reads_have_no_gates(tmp_path):
   # The first of two groups translates; the memory is made for both layers.
-  options = GtransOptions(group_size=1, inference_groups='1:1')
+  options = {'group_size': 1, 'inference_groups': '1:1'}
   decoder = dataclasses.replace(BOTH, fusion='gtrans', options=options)
   numbers = GATES.measure(fused_run(make_run(decoder=decoder), tmp_path))
   layers = [len(own['key_gate']['mean']['layer']) for own in numbers.values()]
@@ -145,11 +141,8 @@ def test_layers_that_no_group_reads_have_no_gates(tmp_path):
 ROUTING_VIEW = VIEWS['couplings']
 
 # Capsules of width 2 and 4.
-DYNAMIC = SideConfig(
-  fusion='dynamic_routing',
-  options=DynamicRoutingOptions(capsules=8, iterations=2),
-)
-EM = SideConfig(fusion='em_routing', options=EmRoutingOptions(capsules=4))
+DYNAMIC = SideConfig('dynamic_routing', {'capsules': 8, 'iterations': 2})
+EM = SideConfig('em_routing', {'capsules': 4})
 
 
 @pytest.fixture(scope='module')
@@ -160,10 +153,8 @@ def routing_analysed(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def looked(routing_analysed):
-  finding = look_at(
-    ROUTING_VIEW, routing_analysed, routing_analysed.workdir / 'analysis'
-  )
-  return finding
+  folder = routing_analysed.workdir / 'analysis'
+  return look_at(ROUTING_VIEW, routing_analysed, folder)
 
 
 def _entropy(couplings):
@@ -220,10 +211,9 @@ def test_the_paper_stands_beside(routing_analysed, looked):
 HOPS_VIEW = VIEWS['hops']
 
 FEATURES = SideConfig(
-  fusion='hops',
-  options=HopsOptions(hops=2, scorer_width=6, include_embedding=False),
+  'hops', {'hops': 2, 'scorer_width': 6, 'include_embedding': False}
 )
-LAYERS = SideConfig(fusion='hops', options=HopsOptions(hops=3, scorer_width=6))
+LAYERS = SideConfig('hops', {'hops': 3, 'scorer_width': 6})
 
 
 @pytest.fixture(scope='module')
@@ -234,10 +224,7 @@ def hops_analysed(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def hops_numbers(hops_analysed):
-  found = look_at(HOPS_VIEW, hops_analysed, hops_analysed.workdir / 'analysis')[
-    'numbers'
-  ]
-  return json.loads(json.dumps(found))
+  return numbers_of(HOPS_VIEW, hops_analysed)
 
 
 def test_means_are_over_the_tokens_of_the_text_hops(
@@ -302,10 +289,8 @@ def test_pieces_that_look_like_formulas_are_drawn(hops_numbers, tmp_path):
 
 
 GROUPS, GROUP_BLEU = VIEWS['groups'], VIEWS['group_bleu']
-ONE = SideConfig(fusion='gtrans', options=GtransOptions(group_size=1))
-LAST = SideConfig(
-  fusion='gtrans', options=GtransOptions(group_size=1, mode='last')
-)
+ONE = SideConfig('gtrans', {'group_size': 1})
+LAST = SideConfig('gtrans', {'group_size': 1, 'mode': 'last'})
 # psi of the weights tau log(1, 2, 5) is 1/8, 2/8, 5/8; tau = sqrt(width 16).
 PSI = [0.125, 0.25, 0.625]
 WEIGHTS = 4 * np.log([1.0, 2.0, 5.0])
@@ -446,7 +431,7 @@ SURFACE_VIEW = VIEWS['surface']
 
 
 def _decoder(**options):
-  return SideConfig('surface_fusion', options=SurfaceOptions(**options))
+  return SideConfig('surface_fusion', options)
 
 
 @pytest.fixture(scope='module')
@@ -472,10 +457,7 @@ def _expected(surface_analysed):
 
 
 def test_against_all_subwords_of_the_text(surface_analysed):
-  found = look_at(
-    SURFACE_VIEW, surface_analysed, surface_analysed.workdir / 'analysis'
-  )['numbers']
-  numbers = json.loads(json.dumps(found))
+  numbers = numbers_of(SURFACE_VIEW, surface_analysed)
   assert_not_blank(surface_analysed.workdir / 'analysis' / 'surface.png')
   quantities, tokens = _expected(surface_analysed)
   counts = subword_counts(

@@ -1,7 +1,5 @@
 """Weights of layers, by layer and by what positions compute."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from fused_runs import (
   assert_not_blank,
   fused_run,
   make_run,
+  numbers_of,
   rows_of,
   shown,
 )
@@ -21,13 +20,6 @@ from fusion_jax.analysis.views import VIEWS, look_at
 from fusion_jax.config import fusion as fusion_options
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
-from fusion_jax.fusion.attention_residuals import AttentionResidualOptions
-from fusion_jax.fusion.dlcl import DlclOptions
-from fusion_jax.fusion.grn import GrnOptions
-from fusion_jax.fusion.hops import HopsOptions
-from fusion_jax.fusion.hyper_connections import HyperOptions
-from fusion_jax.fusion.linear import LinearOptions
-from fusion_jax.fusion.mudd import MuddOptions
 from fusion_jax.fusion.scheme import on_both_sides
 from fusion_jax.layers.sow import sow
 
@@ -41,16 +33,15 @@ _FOUR = 'residual', 'query', 'key', 'value'
 def analysed(tmp_path_factory):
   run = make_run(
     norm='pre',
-    encoder=SideConfig('mudd', options=MuddOptions(ways=1)),
-    decoder=SideConfig('grn', options=GrnOptions(ways=3)),
+    encoder=SideConfig('mudd', {'ways': 1}),
+    decoder=SideConfig('grn', {'ways': 3}),
   )
   return fused_run(run, tmp_path_factory.mktemp('weights'))
 
 
 @pytest.fixture(scope='module')
 def numbers(analysed):
-  found = look_at(POSITIONS, analysed, analysed.workdir / 'analysis')['numbers']
-  return json.loads(json.dumps(found))
+  return numbers_of(POSITIONS, analysed)
 
 
 def test_means_and_deviations_of_the_whole_text(analysed, numbers):
@@ -85,9 +76,7 @@ _HYPER = SideConfig('hyper_connections')
 
 
 def _attention(**options):
-  return SideConfig(
-    'attention_residuals', options=AttentionResidualOptions(**options)
-  )
+  return SideConfig('attention_residuals', options)
 
 
 # Side, fusion, and the readers of each group.
@@ -95,7 +84,7 @@ _CASES = {
   'mudd': ('encoder', SideConfig('mudd'), {way: ['layer 2'] for way in _FOUR}),
   'memory': (
     'encoder',
-    SideConfig('mudd', options=MuddOptions(ways=1, memory_ways=2)),
+    SideConfig('mudd', {'ways': 1, 'memory_ways': 2}),
     {
       'residual': ['layer 2'],
       'memory key': _MEMORIES,
@@ -104,7 +93,7 @@ _CASES = {
   ),
   'one memory': (
     'encoder',
-    SideConfig('mudd', options=MuddOptions(ways=0, memory_ways=1)),
+    SideConfig('mudd', {'ways': 0, 'memory_ways': 1}),
     {'memory': _MEMORIES},
   ),
   'hyper': (
@@ -114,12 +103,12 @@ _CASES = {
   ),
   'manifold': (
     'encoder',
-    SideConfig('hyper_connections', options=HyperOptions('manifold')),
+    SideConfig('hyper_connections', {'kind': 'manifold'}),
     dict.fromkeys(('read', 'write', 'mix'), _ENCODER),
   ),
   'identity': (
     'encoder',
-    SideConfig('hyper_connections', options=HyperOptions('identity_mix')),
+    SideConfig('hyper_connections', {'kind': 'identity_mix'}),
     dict.fromkeys(('read', 'write'), _ENCODER),
   ),
   # The first sublayer has one source, H[0].
@@ -138,7 +127,7 @@ _CASES = {
   'combination': ('encoder', _DYNAMIC, {'combination': ['output']}),
   'hops': (
     'decoder',
-    SideConfig('hops', options=HopsOptions(hops=2)),
+    SideConfig('hops', {'hops': 2}),
     {'hop': ['hop 1', 'hop 2']},
   ),
   'dynamic_routing': (
@@ -263,7 +252,7 @@ def test_dlcl_shows_what_is_read(tmp_path):
       'decoder/connection/weights': 15,
     },
     encoder=SideConfig(fusion='dlcl'),
-    decoder=SideConfig(fusion='dlcl', options=DlclOptions(window=2)),
+    decoder=SideConfig('dlcl', {'window': 2}),
   )
   numbers = LAYERS_VIEW.measure(fused_run(run, tmp_path))
   assert numbers['encoder']['weights'] == [
@@ -297,7 +286,7 @@ def test_norms_of_the_blocks_of_linear_combination(tmp_path):
   run = make_run(
     # |2 I| = 2 sqrt(16) and |3 I| = 12.
     {'encoder/read_out/kernel': np.stack([2 * np.eye(16), 3 * np.eye(16)])},
-    encoder=SideConfig(fusion='linear', options=LinearOptions(factored=False)),
+    encoder=SideConfig('linear', {'factored': False}),
     decoder=SideConfig(fusion='linear'),
     decoder_layers=3,
   )
@@ -325,8 +314,8 @@ def test_weights_of_outputs_with_a_sum_of_those_between(tmp_path):
     },
     norm='pre',
     encoder_layers=3,
-    encoder=SideConfig(fusion='grn', options=GrnOptions('scalar', last=1)),
-    decoder=SideConfig(fusion='grn', options=GrnOptions(ways=3)),
+    encoder=SideConfig('grn', {'kind': 'scalar', 'last': 1}),
+    decoder=SideConfig('grn', {'ways': 3}),
   )
   analysed = fused_run(run, tmp_path)
   numbers = LAYERS_VIEW.measure(analysed)

@@ -3,23 +3,19 @@
 import dataclasses
 import json
 
-import grain
 import jax.numpy as jnp
 import pytest
-from cases import norm_for
+from cases import norm_for, reading
 from fused_runs import SOURCES, TARGETS, assert_not_blank, fused_run, make_run
+from programs import one_line
+from saved_runs import SavedRun
 
 from fusion_jax.analysis.__main__ import main
 from fusion_jax.analysis.views import VIEWS, check_view, look_at, views_of
-from fusion_jax.config import ModelConfig, TrainingConfig
+from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
-from fusion_jax.fusion.shortcuts import ShortcutOptions
-from fusion_jax.runs import directory
-from fusion_jax.runs.checkpoint import Checkpoints, Progress, TrainState
-from fusion_jax.runs.integrity import identity_of
 
 # The views of every scheme; those without any have no weights of layers.
 SCHEME_VIEWS = {
@@ -61,12 +57,8 @@ def test_every_scheme_has_its_views_on_both_sides():
 
 
 def test_what_is_inside_attention_has_its_views():
-  multi = SideConfig(
-    attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
-  )
-  lexical = SideConfig(
-    attention='shortcut', attention_options=ShortcutOptions(source='lexical')
-  )
+  multi = reading('multi_layer', layers=2)
+  lexical = reading('shortcut', source='lexical')
   assert _views(encoder=multi) == {'exploitation'}
   assert _views(decoder=lexical) == {'gates'}
   assert _views() == set()
@@ -106,24 +98,13 @@ def test_a_run_that_has_diverged_is_refused(tmp_path):
 def workdir(tmp_path_factory):
   """A run directory of a model with nodes, gates and groups, and a text."""
   folder = tmp_path_factory.mktemp('runs') / 'run'
-  run = make_run(
-    encoder=SideConfig(
-      fusion='iterative',
-      attention='shortcut',
-      attention_options=ShortcutOptions(source='lexical'),
-    ),
-    decoder=SideConfig(fusion='gtrans'),
+  model = ModelConfig(
+    **{'width': 16, 'filter': 24, 'heads': 2},
+    **{'encoder_layers': 2, 'decoder_layers': 2},
+    encoder=dataclasses.replace(reading('shortcut'), fusion='iterative'),
+    decoder=SideConfig('gtrans'),
   )
-  config = dataclasses.replace(run.config, training=TrainingConfig())
-  tokenizers = run.source_tokenizer, run.target_tokenizer
-  directory.create_run(folder, config, *tokenizers)
-  checkpoints = Checkpoints(
-    folder, config.training, identity_of(config, *tokenizers)
-  )
-  state = TrainState(jnp.int32(7), run.parameters, jnp.float32(0))
-  position = iter(grain.MapDataset.range(9).to_iter_dataset())
-  checkpoints.save(state, position, Progress(1.0, 7), 1.0)
-  checkpoints.close()
+  SavedRun(folder, model).save({7: 1.0})
   (folder / 'metrics.jsonl').write_text('{"step": 7, "kind": "train"}\n')
   for name, lines in (('source', SOURCES), ('target', TARGETS)):
     text = folder.with_name(f'{name}.txt')
@@ -161,8 +142,7 @@ def test_the_program_refuses_in_one_line(workdir, tmp_path, capsys):
   flags = [*_flags(workdir), f'--output={output}']
   assert main(['exploitation', 'hops', *flags]) == 2
   captured = capsys.readouterr()
-  errors = [x for x in captured.err.splitlines() if x.startswith('error: ')]
-  (error,) = errors
+  error = one_line(captured.err)
   assert error.startswith('error: hops: needs a model with multi-hop fusion')
   assert captured.out == ''
   assert not output.exists()

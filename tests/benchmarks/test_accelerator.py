@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -245,37 +246,11 @@ def test_kernels_by_hand():
 
 # A profile as JAX records it on a GPU: kernels in streams, and what encloses
 # them on lines of their own; the host's events do not count.
-_RECORDED = """
-planes {
-  name: "/device:GPU:0"
-  event_metadata { key: 1 value { id: 1 name: "gemm_bf16" } }
-  event_metadata { key: 2 value { id: 2 name: "jit_train_step" } }
-  stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }
-  lines {
-    name: "Stream #13(Compute)" timestamp_ns: 1000
-    events {
-      metadata_id: 1 offset_ps: 2000000 duration_ps: 3000000
-      stats { metadata_id: 1 str_value: "dot.1" }
-    }
-  }
-  lines {
-    name: "XLA Modules" timestamp_ns: 1000
-    events { metadata_id: 2 offset_ps: 0 duration_ps: 9000000 }
-  }
-}
-planes {
-  name: "/host:CPU"
-  event_metadata { key: 1 value { id: 1 name: "PjitFunction" } }
-  lines {
-    name: "python" timestamp_ns: 0
-    events { metadata_id: 1 offset_ps: 0 duration_ps: 9000000 }
-  }
-}
-"""
+_RECORDED = Path(__file__).with_name('gpu_profile.textproto')
 
 
 def test_kernels_of_a_recorded_profile():
-  data = jax.profiler.ProfileData.from_text_proto(_RECORDED)
+  data = jax.profiler.ProfileData.from_text_proto(_RECORDED.read_text())
   recorded = Event('gemm_bf16', 'dot.1', 3_000, 6_000)
   assert device_events(data) == [recorded]
 

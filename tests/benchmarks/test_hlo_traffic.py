@@ -1,5 +1,7 @@
 """Bytes that compiled programs move: by hand, and beside XLA's own count."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,24 +11,7 @@ from benchmarks.hlo_traffic import arrays, by_part, instruction, traffic
 _KIB = 2**10
 
 # An array and a part of it are copied to the chip before a fusion reads them.
-_KEPT = """HloModule m
-
-%fused (p.0: f32[128], p.1: f32[64]) -> f32[64] {
-  %p.0 = f32[128]{0} parameter(0)
-  %p.1 = f32[64]{0} parameter(1)
-  %s = f32[64]{0} slice(%p.0), slice={[0:64]}
-  ROOT %n = f32[64]{0} add(%s, %p.1)
-}
-
-ENTRY %main (a: f32[128]) -> f32[64] {
-  %a = f32[128]{0} parameter(0)
-  %c = (f32[128]{0:S(1)}, f32[128]{0}, u32[]{:S(2)}) copy-start(%a)
-  %d = f32[128]{0:S(1)} copy-done(%c)
-  %e = ((f32[128]{0}), f32[64]{0:S(1)}, s32[]{:S(2)}) slice-start(%a)
-  %g = f32[64]{0:S(1)} slice-done(%e)
-  ROOT %f = f32[64] fusion(%d, %g), calls=%fused, metadata={op_name="a/loss/"}
-}
-"""
+_KEPT = Path(__file__).with_name('kept_on_chip.hlo').read_text()
 
 
 def _compiled(function, *shapes):

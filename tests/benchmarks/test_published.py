@@ -12,15 +12,13 @@ from benchmarks.serving import ROOT
 @pytest.mark.parametrize(
   ('printed', 'gains', 'verdict'),
   [
-    (0.5, [], 'not trained'),
-    (0.5, [0, 0], 'undecided'),
-    (0.5, [0, 1], 'confirmed'),
-    (0.5, [-1], 'refuted'),
-    (-0.5, [-1], 'confirmed'),
-    (0.5, [-1, 1], 'depends'),
+    (0.5, {}, 'undecided'),
+    (0.5, {'pre': [0, 0], 'post': [1, -1]}, 'for: post'),
+    (0.5, {'pre': [-1, 0], 'post': [0, -1]}, 'against: pre and post (loss)'),
+    (-0.5, {'pre': [-1, 0], 'post': [1, 0]}, 'for: pre; against: post'),
   ],
 )
-def test_only_clear_differences_confirm_or_refute(printed, gains, verdict):
+def test_clear_differences_are_for_or_against_a_paper(printed, gains, verdict):
   assert published.verdict(printed, gains) == verdict
 
 

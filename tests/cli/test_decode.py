@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from copying import make_run, make_tokenizer
+from programs import one_line
 
 from fusion_jax.cli import decode as program
 from fusion_jax.cli import run as run_module
@@ -145,12 +146,7 @@ def test_mistakes_end_in_one_line(decode, capsys, flags, message):
   Path('cut.xz').write_bytes(lzma.compress(TEXT.encode())[:-12])
   before = sorted(Path().iterdir())
   assert decode('--input=source', '--output=out', *flags) == 2
-  (line,) = [
-    line
-    for line in capsys.readouterr().err.splitlines()
-    if line.startswith('error: ')
-  ]
-  assert message in line
+  assert message in one_line(capsys.readouterr().err)
   assert sorted(Path().iterdir()) == before
 
 
@@ -249,9 +245,3 @@ def test_long_lines_are_translated_in_parts_of_the_given_length(decode, caplog):
   assert Path('out').read_text() == TEXT
   # One source length, and six numbers of rows up to 512.
   assert any('beam 4, 6 shapes' in line for line in caplog.messages)
-
-
-def test_a_prefix_for_each_line(decode):
-  Path('prefix').write_text('the cat\n\n\n')
-  assert decode('--input=source', '--output=out', '--prefix=prefix') == 0
-  assert Path('out').read_text() == TEXT

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import tomllib
 from pathlib import Path
 
 import jax
@@ -72,60 +73,10 @@ _LATER = {
   'transparent_by_feature': 22_528,
 }
 
-# What fusion adds to the baseline of the file, as printed. Dou et al. (2018),
-# Table 1, and in big the difference of two rows of Table 2; Dou et al. (2019),
-# likewise. Their Table 1 has +56.8M for EM routing and their Table 2 226M for
-# big, which their equations give within 0.3%.
-_ADDED = {
-  'wmt14_ende.py:dense': '0.0M',
-  'wmt14_ende.py:linear': '14.7M',
-  'wmt14_ende.py:iterative': '31.5M',
-  'wmt14_ende.py:hierarchical': '23.1M',
-  'wmt14_ende.py:multi_layer_2': '33.6M',
-  'wmt14_ende.py:multi_layer_3': '37.8M',
-  'wmt14_ende.py:dynamic_combination': '25.2M',
-  'wmt14_ende.py:dynamic_routing': '37.8M',
-  'wmt14_ende.py:em_routing': '56.7M',
-  'wmt14_ende.py:big_hierarchical_diversity': '92M',
-  'wmt14_ende.py:big_em_routing': '227M',
-  'wmt17_zhen.py:hierarchical_diversity': '23M',
-  'wmt17_zhen.py:big_hierarchical_diversity': '92M',
-}
-
-# All parameters, as printed, with the vocabularies of the paper.
-_ALL = {
-  # Wang et al. (2018), Table 2: 8,389 and 6,428 subwords.
-  (8_389, 6_428): {
-    'iwslt14_deen.py:mlrf_base': '10.97M',
-    'iwslt14_deen.py:mlrf_base_4_layers': '12.82M',
-    'iwslt14_deen.py:mlrf_base_6_layers': '16.50M',
-    'iwslt14_deen.py:mlrf_encoder_average': '10.97M',
-    'iwslt14_deen.py:mlrf_encoder_fnn': '11.63M',
-    'iwslt14_deen.py:mlrf_encoder_sa4': '11.90M',
-    'iwslt14_deen.py:mlrf_encoder_sa6': '12.16M',
-    'iwslt14_deen.py:mlrf_decoder_average': '10.97M',
-    'iwslt14_deen.py:mlrf_decoder_fnn': '11.63M',
-    'iwslt14_deen.py:mlrf_decoder_sa4': '11.90M',
-    'iwslt14_deen.py:mlrf_decoder_sa6_per_hop': '13.47M',
-    'iwslt14_deen.py:mlrf_both_fnn': '12.29M',
-    'iwslt14_deen.py:mlrf_both_sa4': '12.82M',
-    'iwslt14_deen.py:mlrf_fnn_sa': '12.55M',
-  },
-  # Emelin et al. (2019), Table 5: the one size that fits all its rows.
-  (41_138, 41_138): {
-    'wmt14_ende.py:emelin_base': '65,166K',
-    'wmt14_ende.py:lexical_shortcuts': '71,470K',
-    'wmt14_ende.py:feature_fusion': '84,053K',
-    'wmt14_ende.py:feature_fusion_non_lexical': '84,053K',
-    'wmt14_ende.py:big_emelin_base': '218,413K',
-    'wmt14_ende.py:big_feature_fusion': '293,935K',
-  },
-  # Yang et al. (2022), Table 7: a size that fits.
-  (9_800, 9_800): {
-    'iwslt14_deen.py:post_norm_12_12': '68.1M',
-    'iwslt14_deen.py:gtrans_12_12': '68.1M',
-  },
-}
+_PRINTED = tomllib.loads(
+  Path(__file__).with_name('printed_sizes.toml').read_text()
+)
+_ADDED = _PRINTED['added']
 
 
 def _load(name: str):
@@ -212,9 +163,9 @@ def test_what_fusion_adds_is_what_the_paper_has(name):
   ('name', 'vocabularies', 'printed'),
   extended_but(
     [
-      (name, vocabularies, printed)
-      for vocabularies, rows in _ALL.items()
-      for name, printed in rows.items()
+      (name, rows['vocabularies'], printed)
+      for rows in _PRINTED['all']
+      for name, printed in rows['printed'].items()
     ],
     lambda case: case[0].endswith(('mlrf_fnn_sa', ':feature_fusion')),
   ),

@@ -57,14 +57,6 @@ def test_shares_in_proportion_are_the_sizes(sizes):
   assert apportioned(sum(sizes), parts).tolist() == sizes
 
 
-def test_one_corpus_is_left_as_it_is():
-  lengths = lengths_of(40)
-  mixture = Mixture(lengths, [40], np.array([1.0]), seed=5)
-  assert mixture.lengths is lengths
-  for epoch in (0, 1, 7):
-    assert shown_by(mixture, epoch).tolist() == list(range(40))
-
-
 def test_a_mixture_by_hand():
   # Six examples and two get four slots each: blocks of 2, 2, 1 and 1 and two
   # rounds. In the order of target, then source, the first corpus is

@@ -170,23 +170,6 @@ def mixed(**options):
   )
 
 
-def test_a_mixture_keeps_its_proportions_in_every_epoch():
-  batches = mixed()
-  size = batches.plan.batches_per_epoch
-  epochs = [
-    indices_in(batches[step] for step in range(first, first + size))
-    for first in (0, size, 2 * size)
-  ]
-  for shown in epochs:
-    assert sum(index < 80 for index in shown) == 50
-    # 50 slots for 20 examples: each of them twice, ten of them thrice.
-    times = np.bincount(shown, minlength=100)[80:]
-    assert sorted(times.tolist()) == [2] * 10 + [3] * 10
-  # 80 examples in 50 slots: blocks of one or two have been seen after two.
-  assert set(epochs[0]) | set(epochs[1]) == set(range(100))
-  assert sorted(epochs[0]) != sorted(epochs[1])
-
-
 def test_an_example_in_two_slots_of_an_epoch_is_drawn_twice():
   batches = mixed(sampling=True)
   drawn = {}

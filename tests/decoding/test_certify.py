@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import Copying, make_run, make_tokenizer, random_run
+from copying import Copying, make_run, random_run
 from tiers import extended_but
 
 from fusion_jax.cli import decode as decode_program
@@ -117,11 +117,6 @@ class BadCache(Sound):
   def decode_step(self, tokens, position, rows, cache, memory):
     logits, cache = super().decode_step(tokens, position, rows, cache, memory)
     return logits / (1 if rows is None else 4), cache
-
-
-@pytest.fixture(scope='module')
-def tokenizer():
-  return make_tokenizer()
 
 
 def _found(ids, score, tokens=()):

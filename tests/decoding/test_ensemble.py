@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import LINES, Copying, make_run, make_tokenizer, random_run
+from copying import LINES, Copying, make_run, random_run
+from programs import one_line
 from tiers import extended_but
 
 from fusion_jax.cli import decode as decode_program
@@ -20,8 +21,6 @@ from fusion_jax.config import (
   DataConfig,
   DecodingConfig,
   Direction,
-  ExperimentConfig,
-  ModelConfig,
   TokenizerConfig,
 )
 from fusion_jax.config.fusion import SideConfig
@@ -39,7 +38,6 @@ from fusion_jax.decoding.translate import Translator
 from fusion_jax.decoding.views import Internals, View
 from fusion_jax.errors import InputError
 from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.testing import assert_close
 from fusion_jax.tools.export import stablehlo
 
@@ -47,11 +45,6 @@ OPTIONS = DecodingConfig(
   beam_size=2, max_source_length=24, batch_tokens=256, max_length_extra=3
 )
 _LINES = [line for line in LINES if line.strip()]
-
-
-@pytest.fixture(scope='module')
-def tokenizer():
-  return make_tokenizer()
 
 
 @pytest.fixture(scope='module')
@@ -320,12 +313,7 @@ def test_no_direction_or_an_unknown_one_is_one_line(
   decode, capsys, flags, message
 ):
   assert decode(*flags) == 2
-  (line,) = [
-    line
-    for line in capsys.readouterr().err.splitlines()
-    if line.startswith('error: ')
-  ]
-  assert message in line
+  assert message in one_line(capsys.readouterr().err)
   assert not Path('out').exists()
 
 
@@ -386,50 +374,33 @@ def test_an_exported_direction_puts_its_tags(with_tags, tmp_path):
     translate(['a dog', '<2fr> a dog'])
 
 
-_TOKENIZER = make_tokenizer()
+@pytest.fixture(scope='module')
+def grouped(tokenizer):
+  """A decoder of three groups of two layers."""
+  return random_run(tokenizer, 0, SideConfig('gtrans'), layers=6)
 
 
-def _run(fusion='gtrans'):
-  model = ModelConfig(
-    width=8,
-    filter=12,
-    heads=2,
-    encoder_layers=1,
-    decoder_layers=6,
-    decoder=SideConfig(fusion=fusion),
-  )
-  transformer = Transformer(model, 11, 11, 2)
-  return TrainedModel(
-    ExperimentConfig(model=model),
-    transformer,
-    initial_parameters(transformer, 0),
-    1,
-    _TOKENIZER,
-    _TOKENIZER,
-  )
-
-
-def _output(run, parameters):
+def _output(run, parameters, *training, **rngs):
   return run.model.apply(
     {'params': parameters},
-    jnp.array([[3, 4]]),
-    jnp.array([2]),
-    jnp.array([[5, 6]]),
+    *(jnp.array([[3, 4]]), jnp.array([2]), jnp.array([[5, 6]])),
+    *training,
+    **rngs,
   )
 
 
-def test_only_the_groups_asked_for_and_the_layers_they_need():
-  run = _run()
+def test_only_the_groups_asked_for_and_the_layers_they_need(grouped):
+  run = grouped
   everything = _output(run, run.parameters)
-  assert everything.features.shape == (3, 1, 2, 8)
+  assert everything.features.shape == (3, 1, 2, 16)
   kept = _output(with_groups(run, '1:2'), run.parameters)
   np.testing.assert_array_equal(kept.features, everything.features[:2])
   np.testing.assert_allclose(jnp.exp(kept.log_weights).sum(), 1, rtol=1e-6)
   assert len(kept.decoder_layers) == 1 + 4
 
 
-def test_layers_above_the_last_group_are_not_read():
-  run = with_groups(_run(), '1:1')
+def test_layers_above_the_last_group_are_not_read(grouped):
+  run = with_groups(grouped, '1:1')
   broken = dict(run.parameters)
   broken['decoder'] = dict(broken['decoder'])
   broken['decoder']['layer_2'] = jax.tree.map(
@@ -438,23 +409,17 @@ def test_layers_above_the_last_group_are_not_read():
   assert np.isfinite(_output(run, broken).features).all()
 
 
-def test_groups_that_are_not_there_are_refused():
+def test_groups_that_are_not_there_are_refused(grouped, runs):
   with pytest.raises(InputError, match="within 1:3, got '2:4'"):
-    with_groups(_run(), '2:4')
+    with_groups(grouped, '2:4')
   with pytest.raises(InputError, match="has no groups, its fusion is 'none'"):
-    with_groups(_run('none'), '1:1')
+    with_groups(runs[0], '1:1')
 
 
-def test_training_uses_all_groups():
-  run = with_groups(_run(), '1:1')
+def test_training_uses_all_groups(grouped):
+  run = with_groups(grouped, '1:1')
   shapes = jax.eval_shape(lambda: initial_parameters(run.model, 0))
   assert 'layer_5' in shapes['decoder']
-  trained = run.model.apply(
-    {'params': run.parameters},
-    jnp.array([[3, 4]]),
-    jnp.array([2]),
-    jnp.array([[5, 6]]),
-    False,
-    rngs={'dropout': jax.random.key(0)},
-  )
+  rngs = {'dropout': jax.random.key(0)}
+  trained = _output(run, run.parameters, False, rngs=rngs)
   assert trained.features.shape[0] == 3

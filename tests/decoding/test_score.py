@@ -8,7 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from copying import LINES, make_tokenizer, random_run, with_learned_positions
+from copying import LINES, random_run, with_learned_positions
 from tiers import extended_but
 
 from fusion_jax.cli import run as run_module
@@ -45,11 +45,6 @@ FUSIONS = {
   'geometric': SideConfig('gtrans', _GEOMETRIC),
   'surface': SideConfig('surface_fusion', {'kind': 'learned'}),
 }
-
-
-@pytest.fixture(scope='module')
-def tokenizer():
-  return make_tokenizer()
 
 
 def _run(tokenizer, fusion='none'):

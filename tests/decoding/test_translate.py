@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compiled
@@ -17,12 +16,10 @@ from copying import (
   traces,
   with_learned_positions,
 )
-from flax import linen as nn
 
 from fusion_jax.config import DecodingConfig
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
-from fusion_jax.models.transformer import Transformer
 
 OPTIONS = DecodingConfig(
   beam_size=2, max_source_length=24, batch_tokens=256, max_length_extra=3
@@ -30,20 +27,8 @@ OPTIONS = DecodingConfig(
 
 
 @pytest.fixture(scope='module')
-def tokenizer():
-  return make_tokenizer()
-
-
-@pytest.fixture(scope='module')
 def trained(tokenizer):
-  run = make_run(tokenizer, Transformer)
-  one = jnp.ones((1, 4), jnp.int32)
-  parameters = run.model.init(
-    jax.random.key(5), one, jnp.full(1, 4, jnp.int32), one
-  )['params']
-  # Larger weights make larger differences between hypotheses.
-  parameters = jax.tree.map(lambda x: 3 * x, nn.meta.unbox(parameters))
-  return dataclasses.replace(run, parameters=parameters)
+  return random_run(tokenizer, 5)
 
 
 def test_one_line_out_for_one_line_in(tokenizer):
@@ -190,19 +175,6 @@ def _lengths(translator, lines):
   """The lengths of the best translations, end symbols included."""
   found = translator.translate_n_best(lines)
   return [len(best[0].pairs[0].target) for best in found]
-
-
-def test_no_translation_has_what_is_forbidden(trained, tokenizer):
-  lines = [line for line in LINES if line.strip()]
-  free = ' '.join(Translator(trained, OPTIONS).translate(lines))
-  letter = max(set(free) - {' '}, key=free.count)
-  pieces = tokenizer.pieces()
-  options = dataclasses.replace(
-    OPTIONS, forbidden=tuple(piece for piece in pieces if letter in piece)
-  )
-  found = ' '.join(Translator(trained, options).translate(lines))
-  assert found.strip()
-  assert letter not in found
 
 
 def test_no_word_twice(trained):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -30,6 +31,17 @@ def test_the_readme_links_to_every_page():
   pages = {path.name for path in (ROOT / 'docs').glob('*.md')}
   linked = set(re.findall(r'\(docs/([\w.]+\.md)', text))
   assert linked == pages - {'index.md'}
+
+
+def test_the_guide_counts_the_variants_of_the_configs():
+  text = (ROOT / 'docs/data.md').read_text('utf-8')
+  counts = dict(re.findall(r'^\| `(\w+)` \|[^|]*\| (\d+):', text, re.M))
+  assert counts == {
+    name: str(
+      len(runpy.run_path(str(ROOT / f'configs/{name}.py'))['_VARIANTS'])
+    )
+    for name in ('iwslt14_deen', 'wmt14_ende', 'wmt17_zhen')
+  }
 
 
 # What a browser loads with a page; a link is only followed by a reader.

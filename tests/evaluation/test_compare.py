@@ -127,6 +127,15 @@ def test_the_report_has_every_part(texts):
   change = bleu['new']['scores'][0] - bleu['base']['scores'][0]
   assert f'| `new` | {bleu["new"]["scores"][0]:.2f} | {change:+.2f} |' in report
   assert 'of the first file of each system' in report
+  tested = numbers['tests']['bootstrap']['BLEU']['systems']
+  centre = tested['new']['mean'] - tested['base']['mean']
+  spread = tested['new']['difference_interval']
+  assert f'| {centre:+.2f} ± {spread:.2f} |' in report
+  few = [row for row in numbers['lengths']['bounds'] if 0 < row['count'] < 20]
+  assert few
+  for row in few:
+    assert f'| {row["bucket"]} | {row["count"]} (few) |' in report
+  assert 'Few: fewer than 20 lines, whose scores say little.' in report
   assert 'The boundaries that were asked for:' in report
   rows = numbers['lengths']['bounds']
   empty = [row['bucket'] for row in rows if not row['count']]
@@ -262,26 +271,65 @@ def _bucket(name, count, score):
   return {'bucket': name, 'count': count, 'scores': scores}
 
 
-def _numbers_figure(*buckets):
-  seeds = {'scores': [20.0, 21.0]}
+def _tested(mean, difference=None):
+  return {'mean': mean, 'interval': 3.0, 'difference_interval': difference}
+
+
+def _numbers_figure(*buckets, seeds=2):
+  tested = {'base': _tested(20.5), 'new': _tested(22.0, 1.25)}
+  scores = {'base': [20.0, 20.5][:seeds], 'new': [21.0, 23.0][:seeds]}
   return {
+    'baseline': 'base',
     'systems': {'base': ['a', 'b'], 'new': ['c', 'd']},
-    'tests': {},
-    'seeds': {'BLEU': {'base': seeds, 'new': seeds}},
+    'tests': {'bootstrap': {'BLEU': {'systems': tested}}},
+    'seeds': {'BLEU': {name: {'scores': x} for name, x in scores.items()}},
     'lengths': {'bounds': list(buckets)},
-    'frequencies': {'buckets': [_bucket('1', 5, 50.0)]},
+    'frequencies': {'buckets': [_bucket('1', 50, 50.0)]},
   }
 
 
 def test_empty_buckets_are_not_drawn():
   empty = _bucket('1-15', 0, None)
-  figure = draw(_numbers_figure(empty, _bucket('16-30', 7, 20.0), empty))
-  scores, lengths, _ = figure.axes
+  figure = draw(_numbers_figure(empty, _bucket('16-30', 70, 20.0), empty))
+  _, lengths, _ = figure.axes
   names = [label.get_text() for label in lengths.get_xticklabels()]
-  assert names == ['16-30\n(7)']
+  assert names == ['16-30\n(70)']
   assert len(lengths.patches) == 2
   assert lengths.get_ylim()[0] == 0
-  assert scores.get_xlabel() == 'BLEU (the axis does not start at 0)'
+
+
+def test_the_difference_to_the_baseline_is_drawn_with_its_own_interval():
+  figure = draw(_numbers_figure(_bucket('1-15', 70, 20.0)))
+  differences = figure.axes[0]
+  assert [x.get_text() for x in differences.get_yticklabels()] == ['new']
+  (bar,) = differences.collections
+  assert bar.get_segments()[0][:, 0].tolist() == pytest.approx([0.25, 2.75])
+  assert differences.get_xlabel() == 'BLEU less that of base'
+
+
+@pytest.mark.parametrize(('seeds', 'drawn'), [(1, []), (2, [[1.0, 3.0]])])
+def test_seeds_are_crosses_only_if_there_are_several(seeds, drawn):
+  figure = draw(_numbers_figure(_bucket('1-15', 70, 20.0), seeds=seeds))
+  differences = figure.axes[0]
+  crosses = [x for x in differences.lines if x.get_marker() == 'x']
+  assert [list(each.get_xdata()) for each in crosses] == drawn
+  assert ('crosses' in differences.get_title()) == bool(drawn)
+
+
+def test_bars_of_few_lines_are_grey_but_not_in_the_legend():
+  few, many = _bucket('1-15', 19, 100.0), _bucket('16-30', 20, 20.0)
+  figure = draw(_numbers_figure(few, many))
+  lengths = figure.axes[1]
+  colours = [
+    [bar.get_facecolor() for bar in bars] for bars in lengths.containers
+  ]
+  assert colours[0][0] == colours[1][0]
+  assert colours[0][1] != colours[1][1]
+  (legend,) = figure.legends
+  shown = [each.get_facecolor() for each in legend.legend_handles]
+  assert shown == [each[1] for each in colours]
+  assert 'grey: fewer than 20' in lengths.get_xlabel()
+  assert 'grey' not in figure.axes[2].get_xlabel()
 
 
 _LINES = ['the cat', '', 'a dog on']

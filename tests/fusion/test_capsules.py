@@ -6,49 +6,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aggregates import (
+  CONTEXT,
+  KEY,
+  apply_fusion,
+  initial_parameters,
+  normal_layers,
+  run_fusion,
+  tiny_config,
+)
 from flax import linen as nn
 
-from fusion_jax.config import ModelConfig
-from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.capsules import DynamicRouting, EmRouting
-from fusion_jax.layers.context import Context
 
-_WIDTH = 8
-_KEY = jax.random.key(0)
-_MASK = jnp.ones((1, 1, 1, 5), bool)
-_CONTEXT = Context(_MASK, True)
 _CLASSES = {'dynamic_routing': DynamicRouting, 'em_routing': EmRouting}
 _NAMES = pytest.mark.parametrize('name', _CLASSES)
 
 
 def _module(name='dynamic_routing', options=None, layers=3, **changes):
-  side = SideConfig(name, options or {})
-  values = {'width': _WIDTH, 'filter': 20, 'heads': 2, 'decoder': side}
-  config = ModelConfig(decoder_layers=layers, **(values | changes))
-  return _CLASSES[name](config, 'decoder')
-
-
-def _layers(count, width=_WIDTH):
-  keys = jax.random.split(jax.random.key(1), count)
-  return tuple(jax.random.normal(key, (2, 5, width)) for key in keys)
-
-
-def _boxed(module, layers):
-  return module.init(_KEY, layers, _CONTEXT)['params']
-
-
-def _params(module, layers):
-  return nn.unbox(jax.jit(lambda: _boxed(module, layers))())
-
-
-def _apply(module, params, layers, context=_CONTEXT, **options):
-  return module.apply({'params': params}, layers, context, **options)
+  return _CLASSES[name](
+    tiny_config(name, layers, options, **changes), 'decoder'
+  )
 
 
 def test_names_and_axes_of_parameters():
   def boxes(name, **options):
-    module, layers = _module(name, options), _layers(4)
-    return jax.eval_shape(lambda: _boxed(module, layers))
+    module, layers = _module(name, options), normal_layers(4)
+    return jax.eval_shape(lambda: module.init(KEY, layers, CONTEXT)['params'])
 
   leaves = jax.tree_util.tree_leaves_with_path(
     boxes('em_routing', capsules=4),
@@ -87,7 +71,7 @@ def test_names_and_axes_of_parameters():
 def test_every_layer_starts_as_a_projection_of_its_own(initialization, limit):
   options = {'vote_projection': 'block', 'context': 'own'}
   module = _module(options=options, width=40, initialization=initialization)
-  params = _params(module, _layers(4, 40))['votes']['context']
+  params = initial_parameters(module, normal_layers(4, 40))['votes']['context']
   kernel = np.asarray(params['kernel'])
   assert kernel.shape == (3, 40, 40)
   largest = np.abs(kernel).max((1, 2))
@@ -98,7 +82,7 @@ def test_every_layer_starts_as_a_projection_of_its_own(initialization, limit):
 
 def test_betas_start_normal():
   module = _module('em_routing', {}, 1, width=512, filter=4)
-  params = _params(module, _layers(2, 512))
+  params = initial_parameters(module, normal_layers(2, 512))
   for name in ('beta_a', 'beta_u'):
     assert float(params[name].std()) == pytest.approx(512**-0.5, rel=0.15)
   assert not np.allclose(params['beta_a'], params['beta_u'])
@@ -118,41 +102,39 @@ def test_the_literal_form_is_one_option(name, literal):
     'stop_gradient': False,
     **literal,
   }
-  layers = _layers(4)
+  layers = normal_layers(4)
   written_out = _module(name, literal)
-  params = _params(written_out, layers)
-  expected = _apply(written_out, params, layers)
-  short = _apply(_module(name, {'form': 'paper'}), params, layers)
+  params = initial_parameters(written_out, layers)
+  expected = apply_fusion(written_out, params, layers)
+  short = apply_fusion(_module(name, {'form': 'paper'}), params, layers)
   np.testing.assert_array_equal(short, expected)
-  stable = _apply(_module(name), params, layers)
+  stable = apply_fusion(_module(name), params, layers)
   assert not np.allclose(stable, expected, atol=0.1)
 
 
 @_NAMES
 def test_dropout_is_on_hidden_layers_only(name):
-  layers, training = _layers(4), Context(_MASK, False)
+  layers = normal_layers(4)
   for rates, same in (
     ({'dropout': 0.9}, True),
     ({'activation_dropout': 0.5}, False),
   ):
     module = _module(name, **rates)
-    params = _params(module, layers)
-    y = _apply(module, params, layers, training, rngs={'dropout': _KEY})
-    plain = _apply(module, params, layers)
+    params = initial_parameters(module, layers)
+    y = apply_fusion(module, params, layers, deterministic=False)
+    plain = apply_fusion(module, params, layers)
     assert np.allclose(y, plain, atol=1e-5) == same
 
 
 @_NAMES
 def test_telemetry(name):
   options = {'capsules': 4, 'iterations': 2}
-  module, layers = _module(name, options), _layers(4)
-  params = _params(module, layers)
+  module, layers = _module(name, options), normal_layers(4)
+  params = initial_parameters(module, layers)
   tokens = jnp.arange(5) < jnp.array([[5], [2]])
 
   def seen(layers, tokens):
-    context = Context(_MASK, True, tokens)
-    _, state = _apply(module, params, layers, context, mutable='telemetry')
-    return state['telemetry']
+    return run_fusion(module, params, layers, tokens)[1]['telemetry']
 
   every, some = seen(layers, None), seen(layers, tokens)
   entropies = 'coupling_entropy', 'coupling_diversity'
@@ -189,9 +171,7 @@ def test_dead_and_saturated_capsules_by_hand():
   }
   options = {'capsules': 2, 'iterations': 1, 'vote_norm': 'none'}
   module = _module(options=options, layers=1, width=2, heads=1)
-  context = Context(jnp.ones((1, 1, 1, 1), bool), True)
-  _, state = _apply(module, params, layers, context, mutable='telemetry')
-  telemetry = state['telemetry']
+  telemetry = run_fusion(module, params, layers)[1]['telemetry']
   assert float(telemetry['dead_capsules']) == 0.5
   assert float(telemetry['saturated_capsules']) == 0.5
   size = math.sqrt((100**2 + 1e-6) / 2)
@@ -200,14 +180,17 @@ def test_dead_and_saturated_capsules_by_hand():
 
 @_NAMES
 def test_the_backward_pass_keeps_nothing_of_the_iterations(name):
-  layers = _layers(4)
+  layers = normal_layers(4)
 
   def kept(iterations):
     module = _module(name, {'iterations': iterations})
-    params = _params(module, layers)
+    params = initial_parameters(module, layers)
 
     def pull(params, layers):
-      return jax.vjp(lambda p, x: _apply(module, p, x), params, layers)[1]
+      def apply(params, layers):
+        return module.apply({'params': params}, layers, CONTEXT)
+
+      return jax.vjp(apply, params, layers)[1]
 
     leaves = jax.tree.leaves(jax.eval_shape(pull, params, layers))
     return sum(math.prod(x.shape) for x in leaves)

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from aggregates import (
   CONTEXT,
   apply_fusion,
@@ -51,27 +50,6 @@ def test_dynamic_combination_by_hand():
   layers = (position(9, 9), position(1, 2), position(3, -6))
   y = apply_fusion(module, params, layers)
   np.testing.assert_array_equal(y, position(0, 2))
-
-
-@pytest.mark.parametrize('layers', [1, 3])
-@pytest.mark.parametrize(
-  ('initialization', 'dtype'), [('glorot', 'bfloat16'), ('fan_in', 'float32')]
-)
-def test_baseline_start_is_the_last_layer(layers, initialization, dtype):
-  module = _module(
-    layers,
-    None,
-    'baseline',
-    initialization=initialization,
-    compute_dtype=dtype,
-    dropout=0.5,
-    activation_dropout=0.5,
-  )
-  x = normal_layers(layers + 1, dtype=dtype)
-  params = initial_parameters(module, x)
-  y = apply_fusion(module, params, x, deterministic=False)
-  assert y.dtype == dtype
-  np.testing.assert_array_equal(np.float32(y), np.float32(x[-1]))
 
 
 def test_baseline_start_trains_both_matrices():

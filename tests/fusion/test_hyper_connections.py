@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
+from drawn import PASS, drawn, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import print_saved_residuals
@@ -19,11 +19,8 @@ from fusion_jax.fusion.hyper_connections import (
   sinkhorn,
   write_streams,
 )
-from fusion_jax.layers.attention import causal_mask
-from fusion_jax.layers.context import Context
 from fusion_jax.testing import TINY, assert_close
 
-_PASS = Context(causal_mask(1), deterministic=True)
 _KINDS = 'static', 'dynamic', 'identity_mix', 'manifold'
 
 
@@ -33,25 +30,14 @@ def _config(kind, streams=4, **side):
   return dataclasses.replace(TINY, norm='pre', encoder=fused, decoder=fused)
 
 
-def _normal(*shape, seed=0, scale=1.0):
-  random = np.random.default_rng(seed)
-  return jnp.float32(random.normal(0, scale, shape))
-
-
 def _around(module, x, y):
-  h, weights = module.before(x, _PASS)
-  return h, module.after(x, y, _PASS, weights)
+  h, weights = module.before(x, PASS)
+  return h, module.after(x, y, PASS, weights)
 
 
 def _parameters(module, x, y):
-  shapes = jax.eval_shape(
-    lambda x, y: module.init(jax.random.key(0), x, y, method=_around), x, y
-  )
-  random = np.random.default_rng(7)
-  return jax.tree.map(
-    lambda leaf: jnp.float32(random.normal(0, 0.5, leaf.shape)),
-    nn.unbox(shapes)['params'],
-  )
+  init = functools.partial(module.init, method=_around)
+  return drawn(init, x, y)
 
 
 def _apply(module, parameters, x, y):
@@ -101,7 +87,7 @@ def _weights(p, x, kind):
 @pytest.mark.parametrize('kind', _KINDS)
 def test_against_its_equations(kind, streams):
   module = HyperResidual(_config(kind, streams), 'encoder', 0)
-  x, y = _normal(2, streams, 3, 8), _normal(2, 3, 8, seed=1)
+  x, y = normal(2, streams, 3, 8), normal(2, 3, 8, seed=1)
   parameters = _parameters(module, x, y)
   before, after = _apply(module, parameters, x, y)
   p, x, y = jax.tree.map(np.float64, (parameters, x, y))
@@ -117,9 +103,9 @@ def test_against_its_equations(kind, streams):
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize('shared', [True, False])
 def test_gradients_of_mixing_against_their_equations(shared, dtype):
-  streams = _normal(2, 4, 3, 8).astype(dtype)
-  mix = _normal(4, 4, 1) if shared else _normal(2, 4, 4, 3)
-  gradient = _normal(2, 4, 3, 8, seed=2).astype(dtype)
+  streams = normal(2, 4, 3, 8).astype(dtype)
+  mix = normal(4, 4, 1) if shared else normal(2, 4, 4, 3)
+  gradient = normal(2, 4, 3, 8, seed=2).astype(dtype)
 
   def written(streams, mix):
     return write_streams(streams, jnp.zeros((2, 3, 8)), mix, jnp.ones((4, 1)))
@@ -142,7 +128,7 @@ def test_gradients_of_mixing_against_their_equations(shared, dtype):
 def test_mixes_are_doubly_stochastic_and_so_are_their_products(
   count, scale, seed
 ):
-  logits = _normal(count, count, 2, seed=seed, scale=scale)
+  logits = normal(count, count, 2, seed=seed, scale=scale)
   mixes = jnp.moveaxis(sinkhorn(logits, 20), -1, 0)
   for mix in (*mixes, mixes[0] @ mixes[1]):
     assert (np.asarray(mix) >= 0).all()
@@ -154,10 +140,10 @@ def test_mixes_are_doubly_stochastic_and_so_are_their_products(
 
 @pytest.mark.parametrize('scale', [30.0, 1000.0])
 def test_sinkhorn_stands_logits_whose_exponentials_overflow(scale):
-  logits = _normal(4, 4, 50, scale=scale)
+  logits = normal(4, 4, 50, scale=scale)
   mix, pull = jax.vjp(functools.partial(sinkhorn, rounds=20), logits)
   np.testing.assert_allclose(mix.sum(0), 1, atol=1e-5)
-  (gradient,) = pull(_normal(4, 4, 50, seed=1))
+  (gradient,) = pull(normal(4, 4, 50, seed=1))
   assert np.isfinite(gradient).all()
 
 
@@ -165,7 +151,7 @@ def test_sinkhorn_stands_logits_whose_exponentials_overflow(scale):
 def test_the_backward_pass_keeps_the_streams_once(kind, capsys):
   """Of two sublayers: the state between them, and no other streams."""
   modules = [HyperResidual(_config(kind), 'encoder', n) for n in range(2)]
-  x, y = _normal(2, 4, 3, 8), _normal(2, 3, 8, seed=1)
+  x, y = normal(2, 4, 3, 8), normal(2, 3, 8, seed=1)
   parameters = [_parameters(module, x, y) for module in modules]
 
   def both(parameters, x, y):

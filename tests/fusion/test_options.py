@@ -1,14 +1,12 @@
 """Values and pairs of options that make no sense are refused by name."""
 
-import dataclasses
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from fusion_jax.config import ExperimentConfig, ModelConfig
-from fusion_jax.config.serialization import from_dict, to_dict
+from fusion_jax.config.serialization import from_dict
 from fusion_jax.errors import InputError
 
 _REFUSED = tomllib.loads(Path(__file__).with_name('refused.toml').read_text())
@@ -18,14 +16,6 @@ _REFUSED = tomllib.loads(Path(__file__).with_name('refused.toml').read_text())
   'row', _REFUSED['refused'], ids=lambda row: row['message']
 )
 def test_refused(row):
-  with pytest.raises(InputError, match=re.escape(row['message'])) as error:
+  with pytest.raises(InputError, match=re.escape(row['message'])) as raised:
     from_dict({'model': row['model']})
-  assert '\n' not in str(error.value)
-
-
-def test_a_config_comes_back_from_its_json_form():
-  model = ModelConfig(
-    encoder=from_dict({'model': {'encoder': {'fusion': 'dlcl'}}}).model.encoder
-  )
-  config = dataclasses.replace(ExperimentConfig(), model=model)
-  assert from_dict(to_dict(config)) == config
+  assert '\n' not in str(raised.value)

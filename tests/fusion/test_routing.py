@@ -112,17 +112,6 @@ def test_extreme_votes(name, shape, seed, scale, alike):
 
 
 @_EVERY_ROUTE
-@pytest.mark.parametrize('positions', [(), (2, 3)])
-def test_positions_are_independent(name, positions):
-  votes, route = _votes((3, 4, 2), positions=positions), _ROUTES[name]
-  together = route(votes)
-  for index in itertools.product(*map(range, positions)):
-    alone = jax.tree.leaves(route(votes[index]))
-    for one, whole in zip(alone, jax.tree.leaves(together), strict=True):
-      _assert_close(whole[index], one, 1e-6)
-
-
-@_EVERY_ROUTE
 def test_bfloat16_votes_are_routed_in_float32(name):
   votes = _votes((6, 8, 2)).astype(jnp.bfloat16)
   ours = jax.tree.leaves(_ROUTES[name](votes))

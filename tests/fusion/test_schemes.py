@@ -61,7 +61,7 @@ def fused(request):
 _SAMPLED = [
   *SCHEMES,
   *('multi_layer-3-attention', 'multi_layer-pre', 'shortcut-both'),
-  *('shortcut-non_lexical-pre', 'scan-linear'),
+  *('shortcut-non_lexical-pre', 'scan-linear', 'untied'),
   *('dlcl-options-1', 'gtrans-options-1'),
   *('surface_fusion-options-1', 'surface_fusion-options-2'),
 ]
@@ -175,7 +175,7 @@ def test_bfloat16_is_close_to_float32(name):
 
 
 # Where something is divided by a size or a variance.
-_DIVIDING = 'hierarchical', 'dynamic_routing', 'em_routing'
+_DIVIDING = 'hierarchical', 'dynamic_routing', 'em_routing', 'untied'
 
 
 @pytest.mark.extended

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import itertools
+import tomllib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from tiers import extended_but
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.fusion import SCHEMES, SOURCES
+from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.models.transformer import (
   Transformer,
@@ -38,103 +40,26 @@ def _model(norm: str, **sides) -> Transformer:
   return Transformer(config, 11, 11, 2)
 
 
-def _side(scheme: str, /, options=None, **fields) -> SideConfig:
-  if scheme in SOURCES:
-    attention = {'attention': scheme, 'attention_options': options}
-    return SideConfig(start='baseline', **attention, **fields)
-  return SideConfig(scheme, options, start='baseline', **fields)
+def _baseline(**fields) -> SideConfig:
+  return SideConfig(start='baseline', **fields)
 
 
-_FUSED = {'feature_fusion': True}
+def _listed() -> dict[str, dict[str, SideConfig]]:
+  """The sides of the table."""
+  path = Path(__file__).with_name('starts.toml')
+  cases = {}
+  for name, row in tomllib.loads(path.read_text()).items():
+    both = dict.fromkeys(_BOTH, row.pop('both')) if 'both' in row else {}
+    sides = both | row
+    cases[name] = {side: _baseline(**sides[side]) for side in sides}
+  return cases
+
+
 _SIDES = {
-  **{
-    f'{scheme}-{side}': {side: _side(scheme)}
-    for scheme, row in SCHEMES.items()
-    for side in row.modules
-  },
-  'linear-plain': {'encoder': _side('linear', {'factored': False})},
-  'linear-narrow': {'encoder': _side('linear', {'hidden': 4})},
-  'feed_forward-no-norm': {'encoder': _side('feed_forward', {'norm': 'none'})},
-  'feed_forward-narrow': {'decoder': _side('feed_forward', {'hidden': 10})},
-  'per-layer-norms': {'encoder': _side('linear', input_norm='per_layer')},
-  'routing-paper': {'encoder': _side('dynamic_routing', {'form': 'paper'})},
-  'hierarchical-read-out': {
-    'encoder': _side('hierarchical', {'feedback': False})
-  },
-  'dlcl-averages': {
-    'encoder': _side('dlcl', {'norms': 'none', 'start': 'top'}),
-    'decoder': _side('dlcl', {'norms': 'none', 'start': 'top', 'period': 2}),
-  },
-  'transparent-by-feature': {
-    'encoder': _side('transparent', {'feature_wise': True})
-  },
-  **{
-    f'hyper_connections-{kind}': {
-      'encoder': _side('hyper_connections', {'kind': kind}),
-      'decoder': _side('hyper_connections', {'kind': kind}),
-    }
-    for kind in ('static', 'identity_mix', 'manifold')
-  },
-  **{
-    f'attention_residuals-{kind}': {
-      'encoder': _side(
-        'attention_residuals', {'kind': kind, 'sources': 'layer'}
-      ),
-      'decoder': _side(
-        'attention_residuals', {'kind': kind, 'block': 2, 'heads': 2}
-      ),
-    }
-    for kind in ('replace', 'delta')
-  },
-  'skip_gains': {
-    'encoder': _side('none', skip_gains=True),
-    'decoder': _side('none', skip_gains=True),
-  },
-  'value-learnable': {
-    'encoder': _side('value_residual', {'kind': 'learnable'}),
-    'decoder': _side('value_residual', {'kind': 'learnable', 'where': 'both'}),
-  },
-  'mudd-1': {'encoder': _side('mudd', {'ways': 1})},
-  'mudd-memory': {'encoder': _side('mudd', {'ways': 0, 'memory_ways': 2})},
-  'mudd-memory-pre_post': {
-    'encoder': _side('mudd', {'ways': 4, 'memory_ways': 1, 'norms': 'pre_post'})
-  },
-  'mudd-pre_post': {
-    'encoder': _side('mudd', {'norms': 'pre_post'}),
-    'decoder': _side('mudd', {'norms': 'pre_post'}),
-  },
-  **{
-    f'grn-{ways}-{kind}': {
-      side: _side('grn', {'kind': kind, 'ways': ways, 'last': last})
-      for side, last in (('encoder', 0), ('decoder', 1))
-    }
-    for ways, kind in (
-      (1, 'scalar'),
-      (1, 'vector'),
-      (3, 'dynamic'),
-      (4, 'dynamic'),
-    )
-  },
-  'surface_fusion-soft': {'decoder': _side('surface_fusion', {'kind': 'soft'})},
-  'surface_fusion-learned': {
-    'decoder': _side('surface_fusion', {'kind': 'learned'})
-  },
-  'gtrans-last': {'decoder': _side('gtrans', {'mode': 'last'})},
-  'gtrans-pruned': {'decoder': _side('gtrans', {'inference_groups': '1:1'})},
-  'multi_layer': {
-    'encoder': _side('multi_layer', {'layers': 2}),
-    'decoder': _side('multi_layer', {'layers': 2}),
-  },
-  'shortcut': {
-    'encoder': _side('shortcut'),
-    'decoder': _side('shortcut', {'source': 'non_lexical'}),
-  },
-  'shortcut-cross': {'decoder': _side('shortcut', {'where': 'both'})},
-  'feature_fusion': {
-    'encoder': _side('shortcut', _FUSED),
-    'decoder': _side('shortcut', _FUSED | {'where': 'both'}),
-  },
-}
+  f'{scheme}-{side}': {side: _baseline(fusion=scheme)}
+  for scheme, row in SCHEMES.items()
+  for side in row.modules
+} | _listed()
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn, normal
 from flax import linen as nn
 from references.parts import attend, dense
 
@@ -32,10 +33,6 @@ def _config(kind, start='fresh', **options):
     for others in ({}, options)
   )
   return dataclasses.replace(TINY, encoder=side, decoder=decoder)
-
-
-def _normal(*shape, seed=0):
-  return jnp.float32(np.random.default_rng(seed).normal(size=shape))
 
 
 def _two_layers(modules, x, h):
@@ -66,7 +63,7 @@ def test_the_second_layer_reads_values_of_both(kind):
     ValueResidualAttention(config, 'encoder', 1),
     ValueResidualAttention(config, 'encoder', 3),
   )
-  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
+  x, h = normal(2, 3, 8), normal(2, 3, 8, seed=1)
   parameters = nn.unbox(pair.init(jax.random.key(0), x, h))['params']
   a, b = {
     'identity': (0.5, 0.5),
@@ -111,20 +108,15 @@ def test_sparse_mixes_in_the_last_third(layers, mixing):
   assert found == mixing
 
 
-def _shared(x, h, seed=3):
+def _shared(x, h):
   """Attentions of layers 1 and 2 of SVFormer, and parameters drawn for them."""
   config = _config('shared')
   pair = _Pair(*(value_attention(config, 'encoder', n) for n in (1, 2)))
-  shapes = jax.eval_shape(lambda: pair.init(jax.random.key(0), x, h))
-  random = np.random.default_rng(seed)
-  return pair, jax.tree.map(
-    lambda leaf: jnp.float32(random.normal(size=leaf.shape)),
-    nn.unbox(shapes)['params'],
-  )
+  return pair, drawn(pair.init, x, h, scale=1.0)
 
 
 def test_shared_values_against_their_equation():
-  x, h = _normal(2, 3, 8), _normal(2, 3, 8, seed=1)
+  x, h = normal(2, 3, 8), normal(2, 3, 8, seed=1)
   pair, parameters = _shared(x, h)
   assert set(parameters['first']) == {'query', 'key', 'value', 'out'}
   assert set(parameters['second']) == {'query', 'key', 'out'}
@@ -147,7 +139,7 @@ def test_shared_values_against_their_equation():
 
 def test_the_memory_above_layer_1_has_keys_alone():
   module = SharedValueAttention(_config('shared', where='cross'))
-  features = _normal(2, 3, 8)
+  features = normal(2, 3, 8)
   variables = module.init(
     jax.random.key(0), features, features, method=module.memory
   )

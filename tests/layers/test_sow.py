@@ -68,23 +68,12 @@ def _scanned(parameters):
   return parameters | stacks
 
 
-def test_weights_are_distributions_over_the_source(weights):
-  assert weights.shape == (_LAYERS, 2, 2, 4, 5)
-  assert weights.dtype == np.float32
-  np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-  assert not weights[:, 1, ..., 3:].any()
-  assert weights[:, 1, ..., :3].min() > 0
-
-
-@pytest.mark.parametrize('remat', [False, True])
-def test_scanned_layers_give_the_same(parameters, weights, remat):
-  model = _model(scan_layers=True, remat=remat)
-  found = _seen(model, _scanned(parameters))
-  assert_close(found, weights)
-
-
-def test_recomputed_layers_give_the_same(parameters, weights):
-  found = _seen(_model(remat=True), parameters)
+@pytest.mark.parametrize(
+  ('scan', 'remat'), [(True, False), (True, True), (False, True)]
+)
+def test_layers_run_otherwise_give_the_same(parameters, weights, scan, remat):
+  own = _scanned(parameters) if scan else parameters
+  found = _seen(_model(scan_layers=scan, remat=remat), own)
   assert_close(found, weights)
 
 

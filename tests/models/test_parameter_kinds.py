@@ -89,20 +89,6 @@ def test_the_exempt_are_those_of_the_papers(part):
   assert _LAST_NAMES[part] <= exempt
 
 
-def test_every_table_of_the_model_is_a_weight():
-  config = ModelConfig(
-    width=8, heads=2, positions='learned', tied_embeddings='none'
-  )
-  weights = {leaf for leaf, (_, weight) in _leaves(config).items() if weight}
-  assert {leaf for leaf in weights if '/' not in leaf} == {
-    'source_embedding',
-    'target_embedding',
-    'source_positions',
-    'target_positions',
-    'output_table',
-  }
-
-
 def test_a_zero_gradient_moves_the_weights_alone():
   model = Transformer(CASES['rezero-dlcl'], 11, 11, 2)
   parameters = jax.tree.map(jnp.ones_like, initial_parameters(model, 0))
@@ -120,10 +106,3 @@ def test_a_zero_gradient_moves_the_weights_alone():
     are_weights(parameters),
   )
   chex.assert_trees_all_close(new, expected)
-
-
-def test_decay_knows_scanned_layers():
-  leaves = _leaves(CASES['scan-rezero'])
-  assert leaves['encoder/layers/residual_scale'] == (0, False)
-  assert leaves['encoder/layers/feed_forward/hidden/bias'] == (1, False)
-  assert leaves['encoder/layers/feed_forward/hidden/kernel'] == (2, True)

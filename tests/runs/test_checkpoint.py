@@ -1,9 +1,7 @@
 """Checkpoints of a training, and what it refuses to resume from."""
 
-import json
 import math
 import os
-import shutil
 
 import chex
 import jax
@@ -13,28 +11,6 @@ from saved_runs import SavedRun, iterator
 
 from fusion_jax.errors import InputError
 from fusion_jax.runs.checkpoint import Checkpoints, Progress
-
-
-@pytest.fixture(scope='module')
-def saved(tmp_path_factory):
-  run = SavedRun(tmp_path_factory.mktemp('runs') / 'base')
-  run.save({10: 1.0})
-  return run
-
-
-@pytest.fixture
-def workdir(saved, tmp_path):
-  folder = tmp_path / 'run'
-  shutil.copytree(saved.workdir, folder)
-  return folder
-
-
-def _edit(path, **changes):
-  """Replaces values of a JSON file; None takes one out."""
-  values = json.loads(path.read_text()) | changes
-  kept = {name: value for name, value in values.items() if value is not None}
-  path.write_text(json.dumps(kept))
-
 
 _ANOTHER_MODEL = 'checkpoints/10: holds another model than that of config.json'
 

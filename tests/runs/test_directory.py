@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saved_runs import SavedRun
 
+from fusion_jax import __version__
 from fusion_jax.analysis import TextChoice
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.config import DataConfig, ExperimentConfig
@@ -23,6 +24,7 @@ from fusion_jax.config.flags import load_config
 from fusion_jax.config.presets import changed
 from fusion_jax.data.prepare import prepare
 from fusion_jax.errors import InputError
+from fusion_jax.runs import directory
 from fusion_jax.runs.directory import (
   check_output,
   check_workdir,
@@ -30,14 +32,24 @@ from fusion_jax.runs.directory import (
   locked,
   read_metrics,
   read_validation,
+  read_version,
   write_corpus,
+  write_version,
 )
 from fusion_jax.runs.loading import load_run
 from fusion_jax.training.logs import MetricsLog
 
 
 @pytest.mark.parametrize(
-  'name', ['config.json', 'target.model', 'checkpoints/10/x', 'corpus', 'lock']
+  'name',
+  [
+    'config.json',
+    'target.model',
+    'checkpoints/10/x',
+    'corpus',
+    'lock',
+    'version',
+  ],
 )
 def test_no_output_replaces_what_is_of_a_run(tmp_path, name):
   workdir = tmp_path / 'run'
@@ -90,6 +102,32 @@ def test_a_run_from_elsewhere_has_no_file_read(tmp_path, monkeypatch):
   monkeypatch.setattr(builtins, 'open', lambda *_: 1 / 0)
   with pytest.raises(InputError, match='holds no validation text of en-de'):
     _ = analysed.lines
+
+
+def _written(workdir):
+  write_version(workdir)
+  return read_version(workdir)
+
+
+def test_the_commit_of_a_checkout_is_recorded(tmp_path, monkeypatch):
+  place = tmp_path / 'fusion_jax' / 'runs' / 'directory.py'
+  place.parent.mkdir(parents=True)
+  place.write_text('old')
+  monkeypatch.setattr(directory, '__file__', str(place))
+  run = tmp_path.with_name('run')
+  run.mkdir()
+  assert read_version(run) == ''
+  assert _written(run) == __version__
+  git = ['git', '-C', str(tmp_path), '-c', 'user.name=a', '-c', 'user.email=b']
+  for command in (['init'], ['add', '.'], ['commit', '--message=one']):
+    subprocess.run([*git, *command], check=True, capture_output=True)
+  found = re.escape(__version__) + ', commit [0-9a-f]{7,}'
+  assert re.fullmatch(found, clean := _written(run))
+  place.write_text('new')
+  assert _written(run) == f'{clean}-dirty'
+  # A machine without git.
+  monkeypatch.setenv('PATH', str(tmp_path))
+  assert _written(run) == __version__
 
 
 def test_a_direction_is_no_path(tmp_path):

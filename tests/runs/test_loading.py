@@ -25,20 +25,6 @@ from fusion_jax.testing import assert_close
 from fusion_jax.tools import average_checkpoints
 
 
-@pytest.fixture(scope='module')
-def saved(tmp_path_factory):
-  run = SavedRun(tmp_path_factory.mktemp('runs') / 'base')
-  run.save({10: 1.0})
-  return run
-
-
-@pytest.fixture
-def workdir(saved, tmp_path):
-  folder = tmp_path / 'run'
-  shutil.copytree(saved.workdir, folder)
-  return folder
-
-
 def _edit(path, **changes):
   """Replaces values of a JSON file; None takes one out."""
   values = json.loads(path.read_text()) | changes

@@ -373,29 +373,6 @@ def test_stops_as_soon_as_nothing_better_can_come():
   np.testing.assert_array_equal(found.lengths, [[1, 2, 2]] * 2)
 
 
-def test_one_trace_serves_all_limits():
-  logits = jnp.asarray(CHAIN, jnp.float32)
-
-  @jax.jit
-  @chex.assert_max_traces(n=1)
-  def search(limits):
-    return beam_search(
-      lambda tokens, position, rows, cache: (logits[tokens], cache),
-      (),
-      batch=2,
-      beam=2,
-      max_length=6,
-      max_lengths=limits,
-      start_id=START,
-      end_id=END,
-      penalty=LengthPenalty(),
-    )
-
-  for limits in ([6, 6], [1, 4], [3, 2]):
-    found = search(jnp.array(limits, jnp.int32))
-    assert (found.lengths[:, 0] <= jnp.array(limits)).all()
-
-
 @some
 @given(
   st.integers(0, 10_000),

@@ -454,49 +454,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {{
   assert found.size == 16
 
 
-_TPU = """HloModule jit_f, num_partitions=4
-
-%start (x: bf16[8,4]) -> bf16[16,4] {
-  %g.1 = bf16[16,4]{1,0:T(8,128)(2,1)} all-gather(%x), channel_id=5,\
- replica_groups=[2,2]<=[4], frontend_attributes={chain_id="0"}
-  ROOT %c.1 = bf16[16,4] custom-call(%g.1)
-}
-
-%done (x: bf16[8,4]) -> bf16[16,4] {
-  ROOT %g.2 = bf16[16,4]{1,0:T(8,128)(2,1)} all-gather(%x), channel_id=5,\
- replica_groups=[2,2]<=[4], frontend_attributes={chain_id="0"}
-}
-
-%condition (p: (s32[], bf16[8,4])) -> pred[] {
-  %n = s32[]{:T(128)} constant(3)
-  ROOT %lt = pred[] compare(%i, %n), direction=LT
-}
-
-%unknown (p: (s32[], bf16[8,4])) -> pred[] {
-  ROOT %or = pred[] fusion(%p), kind=kLoop, calls=%fused
-}
-
-%body (p: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
-  %a = bf16[16,4] fusion(%x), kind=kCustom, calls=%start
-  %b = bf16[16,4] fusion(%x), kind=kCustom, calls=%done
-}
-
-%other (p: (s32[], bf16[8,4])) -> (s32[], bf16[8,4]) {
-  %s = ((bf16[8,4]), (bf16[32,4])) all-gather-start(%x), channel_id=1,\
- replica_groups={{0,1,2,3}}
-  %d = bf16[32,4] all-gather-done(%s)
-  %q = (f32[4], f32[4], u32[], u32[]) collective-permute-start(%y),\
- source_target_pairs={{0,1},{1,0}}
-}
-
-ENTRY %main (x: bf16[8,4]) -> bf16[8,4] {
-  %w = (s32[], bf16[8,4]) while(%x), condition=%condition, body=%body
-  %u = (s32[], bf16[8,4]) while(%x), condition=%unknown, body=%other
-  %send.1 = (f32[2,8]{1,0}, u32[], token[]) send(%x, %t), channel_id=4,\
- frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",\
-_xla_megascale_transfer_type="ALL_REDUCE"}
-}
-"""
+_TPU = Path(__file__).with_name('tpu_program.hlo').read_text()
 
 
 def test_what_compilers_for_tpus_and_gpus_write():

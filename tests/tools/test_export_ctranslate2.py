@@ -6,7 +6,7 @@ import ctranslate2
 import jax
 import numpy as np
 import pytest
-from copying import make_tokenizer
+from copying import copies, make_tokenizer
 
 from fusion_jax.config import (
   ExperimentConfig,
@@ -15,7 +15,6 @@ from fusion_jax.config import (
   TrainingConfig,
 )
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.data.batching import Batch
 from fusion_jax.decoding.model_step import (
   SearchRows,
   SearchSettings,
@@ -92,12 +91,8 @@ def tokenizer():
 
 def _copies(tokenizer, rows, seed):
   vocabulary = tokenizer.vocabulary
-  rng = np.random.default_rng(seed)
-  lengths = rng.integers(2, _LONGEST + 1, rows, dtype=np.int32)
-  ids = rng.integers(4, vocabulary.size, (rows, _LONGEST + 1), dtype=np.int32)
-  ids[np.arange(rows), lengths] = vocabulary.end
-  ids[np.arange(_LONGEST + 1) > lengths[:, None]] = 0
-  return Batch(ids, ids, lengths + 1, lengths + 1)
+  ids = range(4, vocabulary.size)
+  return copies(rows, seed, _LONGEST, ids, vocabulary.end)
 
 
 def _trained(tokenizer, model_config):

@@ -22,9 +22,6 @@ from fusion_jax.data.tokenizer import normalise
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.mudd import MuddOptions
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
-from fusion_jax.fusion.shortcuts import ShortcutOptions
 from fusion_jax.fusion.value_residual import ValueResidualOptions
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import loading
@@ -75,10 +72,10 @@ def _models() -> dict[str, ModelConfig]:
     }
   models['attention'] = {
     'encoder': SideConfig(
-      attention='shortcut', attention_options=ShortcutOptions(source='lexical')
+      attention='shortcut', attention_options={'source': 'lexical'}
     ),
     'decoder': SideConfig(
-      attention='multi_layer', attention_options=MultiLayerOptions(layers=2)
+      attention='multi_layer', attention_options={'layers': 2}
     ),
     'decoder_layers': 3,
   }
@@ -91,7 +88,7 @@ def _models() -> dict[str, ModelConfig]:
   }
   models['values'] = {
     'norm': 'pre',
-    'encoder': SideConfig('mudd', options=MuddOptions(0, memory_ways=2)),
+    'encoder': SideConfig('mudd', {'ways': 0, 'memory_ways': 2}),
     'decoder': SideConfig(
       skip_gains=True,
       attention='value_residual',

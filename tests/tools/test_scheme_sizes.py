@@ -67,13 +67,11 @@ def test_multiply_adds_by_hand(name, count):
   assert scheme_sizes.extra_multiplications(_row(name)) == count
 
 
-def test_the_cache_of_multi_layer_attention():
-  # k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6.
-  row = _row('multi_layer, layers=2')
-  assert scheme_sizes.extra_cache(row) == pytest.approx(4 / 6)
-
-
-def test_the_cache_of_shared_values():
-  # Six layers keep keys, and one keeps values, instead of six: 7 / 12.
-  row = _row('value_residual, kind=shared')
-  assert scheme_sizes.extra_cache(row) == pytest.approx(-5 / 12)
+# k = 2: layers 3..6 keep keys and values of one layer more, 4 of 6. Six layers
+# keep keys, and one keeps values, instead of six: 7 / 12.
+@pytest.mark.parametrize(
+  ('name', 'share'),
+  [('multi_layer, layers=2', 4 / 6), ('value_residual, kind=shared', -5 / 12)],
+)
+def test_the_cache_by_hand(name, share):
+  assert scheme_sizes.extra_cache(_row(name)) == pytest.approx(share)

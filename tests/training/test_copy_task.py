@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from copying import copies
 
 from fusion_jax.config import (
   PRESETS,
@@ -27,12 +28,7 @@ _STEPS = 700
 
 
 def _copies(rows: int, seed: int) -> Batch:
-  rng = np.random.default_rng(seed)
-  lengths = rng.integers(2, _LONGEST + 1, rows, dtype=np.int32)
-  ids = rng.integers(3, _SIZE, (rows, _LONGEST + 1), dtype=np.int32)
-  ids[np.arange(rows), lengths] = _END
-  ids[np.arange(_LONGEST + 1) > lengths[:, None]] = 0
-  return Batch(ids, ids, lengths + 1, lengths + 1)
+  return copies(rows, seed, _LONGEST, range(3, _SIZE), _END)
 
 
 def _trained(norm: str):

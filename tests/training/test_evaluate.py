@@ -9,6 +9,7 @@ import sys
 import unicodedata
 
 import pytest
+from programs import logged_messages
 from tiny_run import TINY
 
 from fusion_jax.analysis.report import __main__ as report
@@ -78,16 +79,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def logged(folder):
   """The messages of a run of two steps."""
-  handler = logging.Handler()
-  messages = []
-  handler.emit = lambda record: messages.append(record.getMessage())
-  logger = logging.getLogger('fusion_jax')
-  level = logger.level
-  logger.addHandler(handler)
-  logger.setLevel(logging.INFO)
-  loop.run(config_in(folder), folder / 'run')
-  logger.removeHandler(handler)
-  logger.setLevel(level)
+  with logged_messages() as messages:
+    loop.run(config_in(folder), folder / 'run')
   return messages
 
 
@@ -209,22 +202,9 @@ def files(tmp_path):
 
 def _of_sacrebleu(folder, tokenizer):
   chosen = ['--tokenize', tokenizer] if tokenizer else []
-  paths = [str(folder / 'bare.de'), '-i', str(folder / 'output.txt')]
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'sacrebleu',
-      *paths,
-      *chosen,
-      '-w2',
-      '-m',
-      'bleu',
-      'chrf',
-    ],
-    capture_output=True,
-    check=True,
-  )
+  given = f'{folder}/bare.de -i {folder}/output.txt -w2 -m bleu chrf'.split()
+  command = [sys.executable, '-m', 'sacrebleu', *given, *chosen]
+  done = subprocess.run(command, capture_output=True, check=True)
   return [each['score'] for each in json.loads(done.stdout)]
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from programs import ROOT, Program, logged, one_line, saved_steps, wait_for_step
+from programs import ROOT, logged, one_line, saved_steps, wait_for_step
 
 # Two processes, and the waits of the programs.
 pytestmark = pytest.mark.slow
@@ -22,16 +22,6 @@ _RUN = {
   'training__validate_every': 9_999,
   'parallel__lost_after': 9,
 }
-
-
-@pytest.fixture(scope='module')
-def shared(tmp_path_factory):
-  return tmp_path_factory.mktemp('shared')
-
-
-@pytest.fixture(scope='module')
-def program(shared):
-  return Program(shared)
 
 
 @pytest.fixture(scope='module')

@@ -15,7 +15,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from fusion_jax.config import ExperimentConfig
 from fusion_jax.errors import InputError
-from fusion_jax.files import AppendedFile, write_whole
+from fusion_jax.files import AppendedFile
 from fusion_jax.training import build
 from fusion_jax.training.build import check_experiment
 from fusion_jax.training.logs import MetricsLog
@@ -107,15 +107,6 @@ def test_a_piece_that_does_not_fit_is_taken_back(tmp_path):
 def test_a_file_that_cannot_be_made_is_named(tmp_path):
   with pytest.raises(InputError, match='absent/file: cannot be written: No'):
     AppendedFile(tmp_path / 'absent' / 'file')
-
-
-def test_a_whole_file_is_replaced_or_stays(tmp_path):
-  path = tmp_path / '100.txt'
-  write_whole(path, b'old\n')
-  with _files_of_at_most(100), pytest.raises(InputError, match=str(path)):
-    write_whole(path, b'new\n' * 100)
-  assert path.read_bytes() == b'old\n'
-  assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_is_deleted_meanwhile_is_told(tmp_path):

@@ -1,9 +1,7 @@
 """Runs inside one process: stopped, resumed, restarted, skipped updates."""
 
 import argparse
-import dataclasses
 import json
-import logging
 import re
 from contextlib import nullcontext
 
@@ -13,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compiled
+from programs import logged_messages
 
 from fusion_jax.config import (
   BatchConfig,
@@ -293,37 +292,26 @@ def test_a_run_that_ends_in_skipped_updates_is_saved_and_not_validated(
   assert metrics.read_text() == ''
 
 
-def _two_shapes(prepared) -> ExperimentConfig:
-  return ExperimentConfig(
-    data=DataConfig(
-      prepared=str(prepared),
-      embedded_pairs=300,
-      tokenizer=TokenizerConfig(vocabulary_size=300),
-      batch=BatchConfig(tokens=1_024, shapes=2),
-    ),
-    model=ModelConfig(
-      width=16, filter=16, heads=2, encoder_layers=1, decoder_layers=1
-    ),
-    optimizer=OptimizerConfig(warmup_steps=10),
-    training=TrainingConfig(
-      steps=60,
-      log_every=5,
-      save_every=10,
-      validate_every=20,
-      translate_sentences=2,
-    ),
+@pytest.fixture(scope='module')
+def two_shapes(config):
+  return changed(
+    config,
+    {
+      'data.batch.tokens': 1_024,
+      'data.batch.shapes': 2,
+      'training.steps': 60,
+      'training.log_every': 5,
+      'training.save_every': 10,
+      'training.validate_every': 20,
+      'training.translate_sentences': 2,
+    },
   )
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(two_shapes, tmp_path_factory):
   """All programs, how many there were at each step, the log, the folder."""
-  folder = tmp_path_factory.mktemp('run')
-  counts, lines = {}, []
-  handler = logging.Handler()
-  handler.emit = lambda record: lines.append(record.getMessage())
-  log = logging.getLogger('fusion_jax')
-  level = log.level
+  workdir, counts = tmp_path_factory.mktemp('two_shapes') / 'run', {}
   with pytest.MonkeyPatch.context() as patch, compiled() as names:
 
     def after(step):
@@ -335,14 +323,9 @@ def finished(tmp_path_factory):
       return nullcontext(after)
 
     patch.setattr(loop, 'stop_on_signals', before_the_first)
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-      loop.run(_two_shapes(folder / 'prepared'), folder / 'run')
-    finally:
-      log.removeHandler(handler)
-      log.setLevel(level)
-  return names, counts, lines, folder
+    with logged_messages() as lines:
+      loop.run(two_shapes, workdir)
+  return names, counts, lines, workdir
 
 
 def test_nothing_is_compiled_after_the_first_epoch_and_validation(finished):
@@ -369,20 +352,21 @@ def test_the_log_says_what_was_compiled(finished):
   assert re.search(r'compiled in \d+\.\d s', total)
 
 
-def test_a_run_that_is_finished_makes_no_state_and_no_step(finished):
-  names, *_, folder = finished
+def test_a_run_that_is_finished_makes_no_state_and_no_step(
+  finished, two_shapes
+):
+  names, *_, workdir = finished
   assert any('fresh_state' in name for name in names)
   with compiled() as later:
-    loop.run(_two_shapes(folder / 'prepared'), folder / 'run')
+    loop.run(two_shapes, workdir)
   for program in ('fresh_state', 'train_step'):
     assert not any(program in name for name in later)
 
 
-def test_a_resumed_run_compiles_the_step_once_a_shape(finished):
-  config = _two_shapes(finished[-1] / 'prepared')
-  longer = dataclasses.replace(config.training, steps=80)
+def test_a_resumed_run_compiles_the_step_once_a_shape(finished, two_shapes):
+  longer = changed(two_shapes, {'training.steps': 80})
   with compiled() as later:
-    loop.run(dataclasses.replace(config, training=longer), finished[-1] / 'run')
+    loop.run(longer, finished[-1])
   assert not any('fresh_state' in name for name in later)
   assert sum('train_step' in name for name in later) == 2
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from programs import (
   ROOT,
-  Program,
   logged,
   one_line,
   process_flags,
@@ -30,11 +29,6 @@ _RUN = {
   # Adam must not blow up what is zero but for rounding.
   'optimizer__epsilon': 1e-3,
 }
-
-
-@pytest.fixture(scope='module')
-def program(tmp_path_factory):
-  return Program(tmp_path_factory.mktemp('shared'))
 
 
 @pytest.fixture(scope='module')

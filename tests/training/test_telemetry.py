@@ -83,16 +83,6 @@ def test_a_model_without_fusion_has_none():
       reading('multi_layer'),
       _names('decoder/layer_2/self_attention/agg/exploitation', 2),
     ),
-    (
-      SideConfig('hops', {'hops': 2}),
-      None,
-      _names('encoder/read_out/hop_attention', 2, 4),
-    ),
-    (
-      None,
-      SideConfig('dynamic_combination'),
-      _names('decoder/read_out/layer_weights', 3),
-    ),
     (SideConfig('transparent'), None, _names('encoder/read_out/weights', 4, 3)),
     (
       None,
@@ -111,11 +101,6 @@ def test_a_model_without_fusion_has_none():
         for layer in range(3)
         for name in ('self_attention', 'cross_attention', 'feed_forward')
       },
-    ),
-    (
-      None,
-      SideConfig('surface_fusion', {'kind': 'learned'}),
-      _names('decoder/surface/group_weights', 2),
     ),
     (
       None,

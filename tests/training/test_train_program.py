@@ -15,7 +15,6 @@ import pytest
 from programs import (
   ROOT,
   STEPS,
-  Program,
   assert_same_parameters,
   logged,
   one_line,
@@ -24,11 +23,6 @@ from programs import (
 )
 
 from fusion_jax.runs.directory import locked
-
-
-@pytest.fixture(scope='module')
-def program(tmp_path_factory):
-  return Program(tmp_path_factory.mktemp('shared'))
 
 
 @pytest.fixture(scope='module')
@@ -50,6 +44,7 @@ def test_a_run_leaves_what_decoding_needs(unbroken):
     'checkpoints',
     'metrics.jsonl',
     'translations',
+    'version',
   }
   # The last three, and the best of the two validations among them or not.
   assert saved_steps(workdir)[-3:] == [200, 250, 300]
@@ -210,14 +205,6 @@ def test_another_tokenizer_is_refused(program, unbroken, tmp_path):
   assert 'source.model' in one_line(err)
 
 
-def test_a_folder_that_is_no_run_is_refused(program, tmp_path):
-  (tmp_path / 'thesis.txt').write_text('mine')
-  code, err = program.run(tmp_path)
-  assert code == 2
-  assert 'not empty and not a run directory' in one_line(err)
-  assert [p.name for p in tmp_path.iterdir()] == ['thesis.txt']
-
-
 def _decode(workdir: Path, text: bytes, *flags: str):
   return subprocess.run(
     [sys.executable, 'decode.py', f'--workdir={workdir}', *flags],
@@ -241,30 +228,3 @@ def test_decoding_needs_only_the_run_directory(program, unbroken, tmp_path):
   assert len(lines) == 5
   assert lines[1] == lines[4] == ''
   assert b'line 3' in done.stderr
-
-
-@pytest.mark.extended
-def test_a_saved_mean_decodes_and_is_not_trained_on(
-  program, unbroken, tmp_path
-):
-  mean = tmp_path / 'mean'
-  flags = ('--average=3', f'--workdir={unbroken[0]}', f'--output={mean}')
-  module = 'fusion_jax.tools.average_checkpoints'
-  done = subprocess.run(
-    [sys.executable, '-m', module, *flags],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=300,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout == f'{mean}\n'
-  text = b'The meeting is on Monday.\n'
-  saved = _decode(mean, text, '--beam_size=2')
-  assert saved.returncode == 0, saved.stderr
-  direct = _decode(unbroken[0], text, '--beam_size=2', '--average=3')
-  assert saved.stdout == direct.stdout
-  code, err = program.run(mean)
-  assert code == 2
-  assert 'no optimizer state to resume from' in one_line(err)

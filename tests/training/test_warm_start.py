@@ -164,7 +164,7 @@ def test_scan_equals_loop(norm, remat):
   assert_close(got, expected)
 
 
-@pytest.mark.parametrize('base', ['base', 'none'])
+@pytest.mark.parametrize('base', extended_but(['base', 'none'], ['base']))
 def test_a_refused_baseline_leaves_no_run_directory(tmp_path, base):
   SavedRun(tmp_path / 'base').save({3: None})
   program = Program(tmp_path)

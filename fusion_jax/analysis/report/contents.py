@@ -1,7 +1,6 @@
 """The content of a report on one run: its texts, scores and views."""
 
 import argparse
-import base64
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -10,12 +9,13 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from fusion_jax import figures
 from fusion_jax.analysis.curves import curves
 from fusion_jax.analysis.run_with_text import RunWithText
 from fusion_jax.analysis.views import View, keep, kept, look_at, views_of
@@ -23,10 +23,16 @@ from fusion_jax.config import ExperimentConfig
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation.compare import translate
+from fusion_jax.evaluation.significance import paired_test, statistics_of
 from fusion_jax.files import write_errors
-from fusion_jax.metrics import Scores, corpus_scores
+from fusion_jax.metrics import Scores, Words, corpus_scores
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.runs.directory import read_config, read_report, read_tokenizers
+from fusion_jax.runs.directory import (
+  read_config,
+  read_report,
+  read_tokenizers,
+  read_version,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,34 +41,8 @@ _PACKAGES = (
   'sacrebleu numpy scipy matplotlib'
 )
 _LAYER = re.compile(r'layers?(_\d+)?')
-# Bytes; a larger drawing is shown as a PNG.
-_LARGEST_SVG = 400_000
-# A figure is not shown smaller than this share of the width it was drawn at.
-_SMALLEST = 0.55
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-  """Data address of a figure, and the width it was drawn at in CSS pixels."""
-
-  address: str
-  width: int
-
-  @classmethod
-  def of_svg(cls, svg: bytes, png: bytes = b'') -> 'Picture':
-    """Return the picture of an SVG that Matplotlib wrote, or its PNG."""
-    # 96 pixels are an inch; Matplotlib's points are 72.
-    match = re.search(rb'<svg [^>]*width="([\d.]+)pt"', svg)
-    width = round(float(match[1]) * 96 / 72) if match else 0
-    shown = (png, 'image/png') if png else (svg, 'image/svg+xml')
-    content, kind = shown
-    address = f'data:{kind};base64,{base64.b64encode(content).decode()}'
-    return cls(address, width)
-
-  @property
-  def least(self) -> int:
-    """The least width at which it is readable, in CSS pixels."""
-    return round(_SMALLEST * self.width)
+# Samples of the bootstrap, as sacreBLEU has them.
+_SAMPLES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +51,7 @@ class Card:
 
   view: View
   content: Mapping[str, Any] | None = None
-  figure: Picture | None = None
+  panels: tuple[figures.Picture, ...] = ()
   missing: str = ''
 
 
@@ -87,6 +67,8 @@ class RunReport:
     corpus: 'pairs' and 'kept' of the training text; {} if unknown.
     parameters: Number of parameters of each part.
     last: Last line of kind 'train' in the metrics.
+    code: Version that trained it; '' if not recorded.
+    interval: 95 % interval of BLEU, by the bootstrap.
   """
 
   name: str
@@ -98,10 +80,12 @@ class RunReport:
   vocabularies: tuple[int, ...]
   parameters: Mapping[str, int]
   last: Mapping[str, Any]
+  code: str
   curves: Mapping[str, Any]
   cards: tuple[Card, ...]
   translations: tuple[str, ...]
   scores: Scores
+  interval: tuple[float, float]
 
 
 def gather(
@@ -126,11 +110,27 @@ def gather(
     tuple(tokenizer.vocabulary.size for tokenizer in read_tokenizers(workdir)),
     parameters_by_part(run.parameters),
     analysed.of_kind('train')[-1],
+    read_version(workdir),
     numbers,
     tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
     corpus_scores(translations, references, run.target_words),
+    bleu_interval(translations, references, run.target_words),
   )
+
+
+def bleu_interval(
+  translations: Sequence[str], references: Sequence[str], words: Words
+) -> tuple[float, float]:
+  """Return the 95 % interval of BLEU over bootstrap samples of the lines."""
+  (counts,) = statistics_of([translations], [references], words, names=['BLEU'])
+  systems = {'translations': counts['BLEU']}
+  _, tested = paired_test('BLEU', words, 1, systems, 'bs', _SAMPLES)
+  drawn = tested['translations']
+  assert drawn.mean is not None
+  assert drawn.interval is not None
+  low, high = drawn.mean - drawn.interval, drawn.mean + drawn.interval
+  return max(low, 0.0), min(high, 100.0)
 
 
 def translation(analysed: RunWithText, folder: Path) -> list[str]:
@@ -201,6 +201,6 @@ def cards(analysed: RunWithText, folder: Path, slow: bool) -> Iterator[Card]:
       logger.warning('%s is left out: %s', view.name, error)
       yield Card(view, missing=f'It could not be made: {error}.')
       continue
-    svg, png = (file.read_bytes() for file in files[1:])
-    large = len(svg) > _LARGEST_SVG
-    yield Card(view, content, Picture.of_svg(svg, png if large else b''))
+    # Drawn again, as its file has all panels side by side.
+    drawn = view.draw(content['numbers'])
+    yield Card(view, content, tuple(figures.as_panels(drawn)))

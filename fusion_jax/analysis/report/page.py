@@ -2,8 +2,12 @@
 
 import difflib
 import functools
+import itertools
 import math
+import operator
 import re
+import statistics
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +18,14 @@ from sacrebleu.metrics import CHRF
 
 from fusion_jax import figures
 from fusion_jax.analysis import curves
-from fusion_jax.analysis.report.contents import Card, Picture, RunReport
+from fusion_jax.analysis.report.contents import Card, RunReport
 from fusion_jax.analysis.views import VIEWS
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.fusion import Side, SideConfig
+from fusion_jax.config.fusion import SIDES, Side, SideConfig
 from fusion_jax.config.serialization import flatten, to_json
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.metrics import words_of
 
-# CSS pixels; figures up to this width stand side by side.
-_WIDE = 900
 # Characters of a cell with a number.
 _NUMERIC = frozenset('0123456789+-.,% ')
 # The text of a report: source and reference of each line.
@@ -40,19 +42,20 @@ def page(
   """Make the page of one run, or the comparison of several."""
   return _template().render(
     runs=runs,
+    title='; '.join(map(title, runs)),
+    updates=updates(runs),
     text=text,
     text_name=text_name,
     curves=_curves(runs),
     cards=_cards(runs),
     shown=list(_lines(runs, text, shown)),
-    separator=separator(runs[0].languages[1]),
     versions=versions,
   )
 
 
 def breakable(text: str) -> str:
-  """Let a name be broken after dots and the like."""
-  return Markup('<wbr>').join(re.split(r'(?<=[._/])', text))
+  """Let a name, but no number, be broken after dots and the like."""
+  return Markup('<wbr>').join(re.split(r'(?<=[._/])(?!\d)', text))
 
 
 @functools.cache
@@ -65,15 +68,8 @@ def _template() -> jinja2.Template:
     lstrip_blocks=True,
   )
   made.filters |= {'breakable': breakable, 'config_json': to_json}
-  made.tests |= {
-    'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC,
-    'wide': lambda cards: max(_widths(cards), default=0) > _WIDE,
-  }
+  made.tests |= {'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC}
   return made.get_template('page.html', globals={'tables': _TABLES})
-
-
-def _widths(cards: Sequence[tuple[RunReport, Card]]) -> list[int]:
-  return [card.figure.width for _, card in cards if card.figure]
 
 
 def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
@@ -81,7 +77,7 @@ def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
   return {
     'view': VIEWS['curves'],
     'said': [f'{name}: {curves.summary(x)}' for name, x in numbers.items()],
-    'picture': Picture.of_svg(figures.as_svg(curves.draw_runs(numbers))),
+    'panels': list(figures.as_panels(curves.draw_runs(numbers))),
   }
 
 
@@ -118,26 +114,37 @@ def _lines(
     }
 
 
-def separator(language: str) -> str:
-  """Return the text between two units of a line."""
-  return words_of(language).between
-
-
 def stretches(
   text: str, reference: str, language: str
 ) -> Iterator[tuple[str, bool]]:
-  """Yield adjacent words, and whether the reference lacks or moves them.
+  """Yield the parts of a line, and whether the reference lacks or moves them.
 
+  Words are compared without the punctuation around them, which is not marked.
   They are characters where spaces part no words.
   """
-  between = separator(language)
-  words, others = (
+  between = words_of(language).between
+  lines = [
     line.split() if between else list(line) for line in (text, reference)
-  )
-  matcher = difflib.SequenceMatcher(None, words, others, autojunk=False)
+  ]
+  bare, others = ([_bare(word) for word in line] for line in lines)
+  matcher = difflib.SequenceMatcher(None, bare, others, autojunk=False)
+  parts: list[tuple[str, bool]] = []
   for kind, start, end, *_ in matcher.get_opcodes():
-    if start < end:
-      yield between.join(words[start:end]), kind != 'equal'
+    for index in range(start, end):
+      whole, word = lines[0][index], bare[index]
+      before, _, after = whole.partition(word) if word else (whole, '', '')
+      space = between if parts else ''
+      parts += [(space + before, False), (word, kind != 'equal')]
+      parts.append((after, False))
+  shown = filter(operator.itemgetter(0), parts)
+  for marked, group in itertools.groupby(shown, operator.itemgetter(1)):
+    yield ''.join(part for part, _ in group), marked
+
+
+def _bare(word: str) -> str:
+  """Return a word without the punctuation around it."""
+  marks = (c for c in word if unicodedata.category(c).startswith('P'))
+  return word.strip(''.join(marks))
 
 
 _ABSENT = '(not there)'
@@ -151,10 +158,11 @@ def overview(runs: Sequence[RunReport]) -> list[Row]:
     'decoder': lambda run: scheme(run.config, 'decoder'),
     'direction': lambda run: '-'.join(run.languages),
     'parameters': lambda run: f'{sum(run.parameters.values()):,}',
-    'BLEU': lambda run: f'{run.scores.bleu:.2f}',
-    'chrF': lambda run: f'{run.scores.chrf:.2f}',
     'checkpoint': _checkpoint,
     'trained': lambda run: _trained(run.last),
+    'speed of training': _speed,
+    'seed': lambda run: str(run.config.training.seed),
+    'fusion_jax': lambda run: run.code or 'not recorded',
     'started from': lambda run: (
       run.config.training.init_from or 'random parameters'
     ),
@@ -165,26 +173,37 @@ def overview(runs: Sequence[RunReport]) -> list[Row]:
 
 def scores(runs: Sequence[RunReport]) -> tuple[Row, list[Row]]:
   """Return heads and rows of BLEU and chrF, also against the first run."""
-  first, metrics = runs[0], {'BLEU': 'bleu', 'chrF': 'chrf'}
-  values = {
-    run.name: [getattr(run.scores, field) for field in metrics.values()]
-    for run in runs
-  }
-  heads, rows = ['run', *metrics], list[Row]()
+  heads = ['run', 'BLEU (95 % interval)', 'chrF', 'validations: best BLEU']
+  first, rows = runs[0], list[Row]()
+  for run in runs:
+    valid = [x for x in run.curves['valid'].get('bleu', []) if x is not None]
+    bleu, (low, high) = run.scores.bleu, run.interval
+    row = [
+      run.name,
+      f'{bleu:.2f} ({low:.2f} to {high:.2f}), '
+      f'beam {run.config.decoding.beam_size}',
+      f'{run.scores.chrf:.2f}',
+      f'{max(valid):.2f} ({run.curves["translated"]})' if valid else '-',
+    ]
+    if len(runs) > 1:
+      row.append(f'{bleu - first.scores.bleu:+.2f}')
+      row.append(f'{run.scores.chrf - first.scores.chrf:+.2f}')
+    rows.append(row)
   if len(runs) > 1:
-    heads += [f'{metric} less {first.name}' for metric in metrics]
-  for name, row in values.items():
-    pairs = zip(row, values[first.name], strict=True)
-    less = [f'{value - other:+.2f}' for value, other in pairs]
-    cells = [f'{value:.2f}' for value in row]
-    rows.append([name, *cells, *(less if len(runs) > 1 else ())])
+    heads += [f'{metric} less {first.name}' for metric in ('BLEU', 'chrF')]
   return heads, rows
 
 
-def validations(run: RunReport) -> list[Row]:
-  """Return the validations of a run, one a row."""
-  cells = zip(*run.curves['valid'].values(), strict=True)
-  return [[f'{row[0]:,}', *map(_number, row[1:])] for row in cells]
+def validations(run: RunReport) -> tuple[Row, list[list[str]]]:
+  """Return heads and rows of the validations of a run."""
+  valid, searched = run.curves['valid'], run.curves['translated']
+  heads = [
+    f'{name}, {searched}' if name in ('bleu', 'chrf') else name
+    for name in list(valid)[1:]
+  ]
+  cells = zip(*valid.values(), strict=True)
+  rows = [[f'{row[0]:,}', *map(_number, row[1:])] for row in cells]
+  return ['update', *heads], rows
 
 
 def options(runs: Sequence[RunReport]) -> tuple[list[Row], list[Row]]:
@@ -242,6 +261,33 @@ def scheme(config: ExperimentConfig, side: Side) -> str:
     parts.append(f'attention over {chosen.layers} layers')
   layers = f'{config.model.layers(side)} layers'
   return f'{layers}, {" and ".join(parts) or "no fusion"}'
+
+
+def title(run: RunReport) -> str:
+  """Return the name of a run and its schemes: 'a: dlcl (encoder)'."""
+  sides: dict[str, list[str]] = {}
+  for side in SIDES:
+    options = run.config.model.side(side)
+    for name in (options.fusion, options.attention):
+      sides.setdefault(name, []).append(side)
+  sides.pop('none', None)
+  listed = [f'{name} ({" and ".join(x)})' for name, x in sides.items()]
+  return f'{run.name}: {", ".join(listed) or "no fusion"}'
+
+
+def updates(runs: Sequence[RunReport]) -> str:
+  """Say how long each run was trained, if they differ; '' if not."""
+  counts = {run.name: run.last['step'] for run in runs}
+  listed = ', '.join(f'{name} {count:,}' for name, count in counts.items())
+  return listed if len(set(counts.values())) > 1 else ''
+
+
+def _speed(run: RunReport) -> str:
+  """Return the median over the reports, of which the first waits for XLA."""
+  logged = filter(None, run.curves['train'].get('tokens_per_second', []))
+  if not (speeds := list(logged)):
+    return 'not recorded'
+  return f'{statistics.median(speeds):,.0f} target tokens a second'
 
 
 def _value(value: Any) -> str:

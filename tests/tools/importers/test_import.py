@@ -48,31 +48,24 @@ def test_flags_of_fairseq_are_refused(tmp_path, capsys):
   assert 'need --from=fairseq' in capsys.readouterr().err
 
 
-@pytest.fixture(scope='module')
-def workdir(tmp_path_factory):
-  output = tmp_path_factory.mktemp('imported') / 'run'
-  assert not import_model('marian', MARIAN, output)
-  return output
-
-
 _SCHEMES = ['dlcl', 'transparent', 'dynamic_routing']
 
 
 @pytest.mark.parametrize('fusion', extended_but(_SCHEMES, ['dlcl']))
-def test_the_first_loss_is_that_of_the_imported_model(workdir, fusion):
-  plain = load_run(workdir)
+def test_the_first_loss_is_that_of_the_imported_model(marian_run, fusion):
+  plain = load_run(marian_run)
   side = SideConfig(fusion=fusion, start='baseline')
   sides = {'encoder': side}
   if fusion != 'transparent':
     sides['decoder'] = side
-  config = load_config(str(workdir / 'config.json'))
+  config = load_config(str(marian_run / 'config.json'))
   config = dataclasses.replace(
     config, model=dataclasses.replace(config.model, **sides)
   )
   tokenizers = plain.source_tokenizer, plain.target_tokenizer
   model = make_model(config, *tokenizers)
   fresh = initial_parameters(model, 0)
-  baseline = read_baseline(fresh, model, tokenizers, workdir)
+  baseline = read_baseline(fresh, model, tokenizers, marian_run)
   parameters = with_baseline(fresh, model, baseline)
   assert len(jax.tree.leaves(parameters)) > len(
     jax.tree.leaves(plain.parameters)

@@ -24,22 +24,15 @@ from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import load_run
 
 
-@pytest.fixture(scope='module')
-def workdir(tmp_path_factory):
-  output = tmp_path_factory.mktemp('imported') / 'run'
-  assert not import_model('marian', MARIAN, output)
-  return output
-
-
-def test_it_computes_what_transformers_computes(workdir):
-  check_parity(workdir, recorded(MARIAN))
+def test_it_computes_what_transformers_computes(marian_run):
+  check_parity(marian_run, recorded(MARIAN))
 
 
 @pytest.mark.extended
-def test_beam_search_finds_what_transformers_finds_or_better(workdir):
+def test_beam_search_finds_what_transformers_finds_or_better(marian_run):
   # The search here lets more hypotheses end: among the best 8 extensions, in
   # transformers among the best 4.
-  run, expected = load_run(workdir), recorded(MARIAN)
+  run, expected = load_run(marian_run), recorded(MARIAN)
   found = translated(run, expected['lines'], expected['limit'], beam=4)
   pairs = list(zip(expected['source'], found, expected['beam'], strict=True))
   assert sum(own == other for _, own, other in pairs) >= 9
@@ -53,8 +46,8 @@ def test_beam_search_finds_what_transformers_finds_or_better(workdir):
     assert scores[0] >= scores[1]
 
 
-def test_the_run_decodes_as_generate_does(workdir):
-  config = load_run(workdir).config
+def test_the_run_decodes_as_generate_does(marian_run):
+  config = load_run(marian_run).config
   assert config.decoding.forbidden == ('<pad>',)
   assert config.decoding.length_penalty == 'length'
   assert config.decoding.beam_size == 4
@@ -116,14 +109,14 @@ def _in_parts(folder, name, write):
   return files
 
 
-def test_weights_in_parts_are_those_in_one_file(tmp_path, workdir):
+def test_weights_in_parts_are_those_in_one_file(tmp_path, marian_run):
   folder = copied(MARIAN, tmp_path)
   _in_parts(folder, 'model.safetensors', safetensors.numpy.save_file)
   assert not import_model('marian', folder, tmp_path / 'run')
   jax.tree.map(
     np.testing.assert_array_equal,
     load_run(tmp_path / 'run').parameters,
-    load_run(workdir).parameters,
+    load_run(marian_run).parameters,
   )
 
 
