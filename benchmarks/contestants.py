@@ -57,6 +57,7 @@ from fusion_jax.models.transformer import (
 )
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import TrainedModel
+from fusion_jax.runs.precision import Precision, narrow
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import LengthPenalty
 from fusion_jax.tools.aot.counts import product_gflop
@@ -265,10 +266,18 @@ class FusionJaxSearch:
   from the first step on.
   """
 
-  def __init__(self, size: Size, task: Task, dtype: str, row: Row = _PLAIN):
+  def __init__(
+    self,
+    size: Size,
+    task: Task,
+    dtype: str,
+    row: Row = _PLAIN,
+    precision: Precision = 'float32',
+  ):
     with jax.default_device(jax.devices('cpu')[0]):
       run = random_run(size, dtype, row)
-    self._on_host = jax.device_get(run.parameters)
+      parameters = narrow(run.model, run.parameters, precision)
+    self._on_host = jax.device_get(parameters)
     settings = SearchSettings(task.beam, 1, END, LengthPenalty(), compacts=True)
     limits = np.full(task.rows, LENGTH, np.int32)
     self._rows = [
@@ -378,6 +387,7 @@ def main(argv: list[str]) -> None:
     programs.add_parser, ('step', 'search', 'products', 'export')
   )
   add_task(search)
+  search.add_argument('--precision', default='float32')
   for program in (step, products, exported):
     add_size(program)
   exported.add_argument('--output', type=Path, required=True)
@@ -390,7 +400,11 @@ def main(argv: list[str]) -> None:
     serve(lambda: FusionJaxStep(size, config))
   elif arguments.program == 'search':
     task = task_of(arguments)
-    serve(lambda: FusionJaxSearch(size, task, 'float32'), warm_up_steps=1)
+    precision = arguments.precision
+    serve(
+      lambda: FusionJaxSearch(size, task, 'float32', precision=precision),
+      warm_up_steps=1,
+    )
   elif arguments.program == 'products':
     serve(lambda: MatrixProducts(size))
   else:

@@ -18,6 +18,11 @@ from benchmarks.side_by_side import Comparison, Program, add_flags, peer, rates
 from benchmarks.sizes import LENGTH, TASKS, Task
 
 _OURS = 'fusion_jax'
+_OWN = {
+  _OURS: 'float32',
+  'fusion_jax, int8': 'int8',
+  'fusion_jax, bfloat16': 'bfloat16',
+}
 _CTRANSLATE2 = {
   'CTranslate2 float32, 2 workers x 1 thread': ('float32', 2, 1),
   'CTranslate2 float32, 1 worker x 2 threads': ('float32', 1, 2),
@@ -49,7 +54,12 @@ def main(argv: list[str]) -> None:
 def programs(task: Task, size: str, model: Path | None) -> dict[str, Program]:
   """The contestants of a task; the others only with an exported model."""
   flags = common.as_flags({'size': size, **task._asdict()})
-  contestants = {_OURS: Program('benchmarks.contestants', ('search', *flags))}
+  contestants = {
+    name: Program(
+      'benchmarks.contestants', ('search', *flags, f'--precision={precision}')
+    )
+    for name, precision in _OWN.items()
+  }
   if model:
     for name, (compute, workers, threads) in _CTRANSLATE2.items():
       ways = {'model': model, 'compute': compute, 'workers': workers}

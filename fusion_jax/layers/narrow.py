@@ -78,10 +78,21 @@ def product(
     )
     return y.astype(dtype)
   if matrix.dtype == jnp.bfloat16:
-    x = x.astype(jnp.bfloat16)
+    y = _of_two_rows(
+      x.astype(jnp.bfloat16), matrix, over, preferred_element_type=jnp.float32
+    )
+    return y.astype(dtype)
   return jax.lax.dot_general(
     x, matrix.astype(x.dtype), over, preferred_element_type=dtype
   )
+
+
+def _of_two_rows(x, matrix, over, **options):
+  """Multiply narrow operands; XLA multiplies two rows faster than one."""
+  alone = x.size == x.shape[-1]
+  rows = jnp.repeat(x, 2, 0) if alone else x
+  y = jax.lax.dot_general(rows, matrix, over, **options)
+  return y[:1] if alone else y
 
 
 @jax.custom_vjp
@@ -137,13 +148,9 @@ def _matrix_product(a, b):
 def _of_integers(over):
   def multiply(x, matrix):
     values, scale = rounded(x, -1)
-    alone = values.size == values.shape[-1]
-    if alone:  # XLA multiplies two rows faster than one.
-      values = jnp.repeat(values, 2, 0)
-    sums = jax.lax.dot_general(
+    sums = _of_two_rows(
       values, matrix['int8'], over, preferred_element_type=jnp.int32
     )
-    sums = sums[:1] if alone else sums
     return sums * scale * matrix['scale']
 
   return multiply

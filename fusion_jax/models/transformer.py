@@ -180,9 +180,7 @@ class Transformer(nn.Module):
     dtype = jnp.dtype(config.compute_dtype)
     return self.dropout((embedding + encoding).astype(dtype), deterministic)
 
-  def _looked_up(
-    self, table: Matrix, tokens: Int[Array, 'B T']
-  ) -> States:
+  def _looked_up(self, table: Matrix, tokens: Int[Array, 'B T']) -> States:
     embedding = rows_of(table, tokens)
     if self.config.scale_embedding:
       embedding = embedding * self.config.width**0.5

@@ -39,7 +39,12 @@ from fusion_jax.runs.integrity import (
   reading,
   warn_damaged,
 )
-from fusion_jax.runs.precision import Precision, narrow, usable
+from fusion_jax.runs.precision import (
+  Precision,
+  narrow,
+  usable,
+  with_usable_products,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +141,7 @@ def make_model(
     "'target_output'",
   )
   return Transformer(
-    config.model,
+    with_usable_products(config.model),
     source.vocabulary.size,
     target.vocabulary.size,
     target.vocabulary.start,

@@ -1,5 +1,6 @@
 """Parameters whose matrices are int8 or bfloat16, for faster searches."""
 
+import dataclasses
 import logging
 import statistics
 import time
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array
 
+from fusion_jax.config import ModelConfig
 from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.narrow import Matrix, int8_matrix, product
 from fusion_jax.models.transformer import Parameters, Transformer
@@ -21,15 +23,24 @@ Precision = Literal['float32', 'bfloat16', 'int8']
 _TABLES = 'source_embedding', 'target_embedding', 'output_table'
 
 
-def usable(precision: Precision) -> Precision:
+def usable(precision: Precision, option: str = 'precision') -> Precision:
   """Return a precision, or float32 where its products are no faster."""
   if precision == 'float32' or pays(precision):
     return precision
   logger.warning(
-    'precision=%s: this processor multiplies float32 as fast, which is used',
+    '%s=%s: this processor multiplies float32 as fast, which is used',
+    option,
     precision,
   )
   return 'float32'
+
+
+def with_usable_products(config: ModelConfig) -> ModelConfig:
+  """Return a config whose products are bfloat16 only where that is faster."""
+  asked = config.product_dtype
+  if usable(asked, 'model.product_dtype') == asked:
+    return config
+  return dataclasses.replace(config, product_dtype='float32')
 
 
 def narrow(
