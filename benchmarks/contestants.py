@@ -74,7 +74,7 @@ _DIRECTIONS = {'forward': (1, 0), 'by input': (1, 1), 'by weight': (0, 0)}
 
 
 def experiment(
-  size: Size, dropout_everywhere: bool = False
+  size: Size, dropout_everywhere: bool = False, product_dtype: str = 'float32'
 ) -> ExperimentConfig:
   inner = size.dropout if dropout_everywhere else 0.0
   fields = {
@@ -83,6 +83,7 @@ def experiment(
     'model.heads': size.heads,
     **depth(size.layers, size.layers),
     'model.norm': 'pre',
+    'model.product_dtype': product_dtype,
     'model.dropout': size.dropout,
     'model.embedding_dropout': size.dropout,
     'model.attention_dropout': inner,
@@ -393,10 +394,13 @@ def main(argv: list[str]) -> None:
   exported.add_argument('--output', type=Path, required=True)
   inner = 'also on attention weights and the hidden layer of the filter'
   step.add_argument('--dropout_everywhere', action='store_true', help=inner)
+  step.add_argument('--product_dtype', default='float32')
   arguments = parser.parse_args(argv)
   size = SIZES[arguments.size]
   if arguments.program == 'step':
-    config = experiment(size, arguments.dropout_everywhere)
+    config = experiment(
+      size, arguments.dropout_everywhere, arguments.product_dtype
+    )
     serve(lambda: FusionJaxStep(size, config))
   elif arguments.program == 'search':
     task = task_of(arguments)

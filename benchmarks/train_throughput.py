@@ -24,7 +24,11 @@ def programs(size: str, peers: bool) -> dict[str, Program]:
   def ours(*flags: str) -> Program:
     return Program('benchmarks.contestants', (*flags, flag))
 
-  contestants = {'fusion_jax': ours('step'), _PRODUCTS: ours('products')}
+  contestants = {
+    'fusion_jax': ours('step'),
+    'fusion_jax, bfloat16 products': ours('step', '--product_dtype=bfloat16'),
+    _PRODUCTS: ours('products'),
+  }
   if peers:
     joeynmt = 'joeynmt_contestants', 'step', flag
     contestants |= {
