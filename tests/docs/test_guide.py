@@ -139,6 +139,6 @@ def test_every_cell_runs(tmp_path, monkeypatch, capsys):
     code = code.replace(long, short)
   exec(compile(code, str(_NOTEBOOK), 'exec'), {})
   out = capsys.readouterr().out
-  assert "got 'hop'; did you mean 'hops'?" in out
+  assert "got 'liner'; did you mean 'linear'?" in out
   assert 'fused: BLEU = ' in out
   assert 'log p = -' in out
