@@ -173,7 +173,6 @@ def _scanned(tokenizer):
   return dataclasses.replace(run, model=model, parameters=parameters)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
   'kind', extended_but(['scanned', 'ensemble'], ['ensemble'])
 )
