@@ -181,6 +181,6 @@ def test_patience_ends_when_enough_are_finished():
     )
     return len(found[0][1])
 
-  lengths = [length(patience) for patience in (0.25, 1.0, 4.0, 0.0)]
-  assert lengths == sorted(lengths)
-  assert lengths[0] < lengths[-1] == 30
+  # The empty hypothesis alone has an end among its eight best extensions: one
+  # is finished after a step, and the next four at the limit.
+  assert [length(n) for n in (0.25, 0.5, 1.0, 0.0)] == [1, 30, 30, 30]
