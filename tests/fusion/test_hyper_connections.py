@@ -16,6 +16,7 @@ from references.parts import layer_norm
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.hyper_connections import (
   HyperResidual,
+  Streams,
   sinkhorn,
   write_streams,
 )
@@ -98,6 +99,13 @@ def test_against_its_equations(kind, streams):
   mixed = np.einsum('...ij,...id->...jd', mix, x)
   wanted = mixed + write[..., None] * y[..., None, :]
   assert_close(after, np.swapaxes(wanted, 1, 2), units=128)
+
+
+def test_a_layer_is_the_mean_of_its_streams():
+  streams, x = Streams(2), jnp.array([[[1.0, -3.0]]])
+  np.testing.assert_array_equal(streams.close(streams.open(x)), x)
+  state = jnp.stack([x, 3 * x], 1)
+  np.testing.assert_array_equal(streams.close(state), 2 * x)
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
