@@ -108,10 +108,10 @@ def _trained(tokenizer, model_config):
   optimizer = make_optimizer(config.optimizer, model_config.width)
   step = make_train_step(model, optimizer, config)
   state, totals = initial_state(model, optimizer, 0), zero_totals(2)
-  for seed in range(200):
+  for seed in range(400):
     state, totals = step(state, totals, _copies(tokenizer, 32, seed))
   return TrainedModel(
-    config, model, state.parameters, 200, tokenizer, tokenizer
+    config, model, state.parameters, 400, tokenizer, tokenizer
   )
 
 
