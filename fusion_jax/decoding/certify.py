@@ -61,6 +61,8 @@ def rounding(model: ModelConfig, precision: Precision = 'float32') -> float:
   """
   if model.compute_dtype == 'bfloat16':
     return _BFLOAT16
+  if precision == 'float32':
+    precision = model.product_dtype
   if precision != 'float32':
     return _NARROW[precision]
   layers = model.encoder_layers + model.decoder_layers

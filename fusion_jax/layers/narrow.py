@@ -120,13 +120,13 @@ def _bfloat16_backward(operands, gradient):
     (((1,), (1,)), ((), ())),
     preferred_element_type=jnp.float32,
   )
-  return by_x, sum_of_outer_products(x, gradient)
+  return by_x, _sum_of_outer_products(x, gradient)
 
 
 bfloat16_product.defvjp(_bfloat16_forward, _bfloat16_backward)
 
 
-def sum_of_outer_products(
+def _sum_of_outer_products(
   x: Float[Array, 'M I'], y: Float[Array, 'M O']
 ) -> Float32[Array, 'I O']:
   """Return x^T y, summed in float32.

@@ -66,7 +66,9 @@ def export(run: TrainedModel, output: Path) -> None:
     if forbidden := _forbidden(run):
       _save(specification(run, forbidden), folder)
     # Both compute in float32, whatever the run's own dtype is.
-    exact = dataclasses.replace(run.config.model, compute_dtype='float32')
+    exact = dataclasses.replace(
+      run.config.model, compute_dtype='float32', product_dtype='float32'
+    )
     allowed = rounding(exact)
     check_difference(output, difference, allowed)
   logger.info(
@@ -248,7 +250,9 @@ def _array(value: Any) -> Float32[np.ndarray, '...']:
 def difference_of_ctranslate2(run: TrainedModel, folder: Path) -> float:
   """Compare log-probabilities of random tokens by the model and by its run."""
   model = run.model.clone(
-    config=dataclasses.replace(run.model.config, compute_dtype='float32')
+    config=dataclasses.replace(
+      run.model.config, compute_dtype='float32', product_dtype='float32'
+    )
   )
   run = dataclasses.replace(run, model=model)
   lengths = [min(n, run.longest or max(_LENGTHS)) for n in _LENGTHS]
