@@ -38,6 +38,8 @@ def test_by_hand():
   # 8 * 2^-23 * sqrt(12 layers * 512).
   assert rounding(ModelConfig()) == pytest.approx(7.475e-5, rel=1e-3)
   assert rounding(ModelConfig(compute_dtype='bfloat16')) == 0.02
+  assert rounding(ModelConfig(), 'int8') == 0.05
+  assert rounding(ModelConfig(product_dtype='bfloat16')) == 0.01
   # |-1.5 + 1| / 1.0, |-3 + 4| / 4 and 0.
   found = relative_gaps([-1.5, -3.0, 0.0], [-1.0, -4.0, 0.0])
   assert found.tolist() == [0.5, 0.25, 0.0]
