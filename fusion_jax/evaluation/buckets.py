@@ -4,16 +4,20 @@ A bucket (a, b] contains the values above a and up to b.
 """
 
 import dataclasses
+import itertools
 import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from sacrebleu.metrics import BLEU
 
-from fusion_jax.evaluation.significance import score_of
+from fusion_jax import figures
+from fusion_jax.evaluation import Texts
+from fusion_jax.evaluation.significance import Statistics, score_of
 from fusion_jax.metrics import Words, bleu_for
 
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
@@ -86,14 +90,14 @@ def total(lines: Iterable[Counter[str]]) -> Counter[str]:
 def bleu_by_length(
   lengths: Int[np.ndarray, ' S'],
   buckets: Sequence[Bucket],
-  systems: Mapping[str, Sequence[Float[np.ndarray, 'S 10']]],
+  systems: Mapping[str, Sequence[Statistics]],
 ) -> list[dict]:
   """Compute BLEU of the lines of each bucket."""
   rows = []
   for bucket in buckets:
     chosen = bucket.holds(lengths)
     scores = {
-      name: float(np.mean([score_of('BLEU', x[chosen]) for x in files]))
+      name: float(np.mean([score_of('BLEU', x['BLEU'][chosen]) for x in files]))
       if chosen.any()
       else None
       for name, files in systems.items()
@@ -133,6 +137,25 @@ def f1_by_frequency(
   ]
 
 
+def f1_of_texts(texts: Texts) -> dict[str, Any]:
+  """Compute F1 by the frequency of the words of the reference."""
+  bleu, reference = bleu_for(texts.target_words), texts.references[0]
+  # No word of the reference has the frequency 0 in it.
+  counted_in, ranges, low = reference, FREQUENCIES[1:], 0
+  if texts.train_target:
+    counted_in, ranges, low = texts.train_target, FREQUENCIES, -1
+  rows = f1_by_frequency(
+    total(word_counts(counted_in.lines, bleu)),
+    buckets_between(ranges, low),
+    word_counts(reference.lines, bleu),
+    {
+      name: [word_counts(text.lines, bleu) for text in files]
+      for name, files in texts.systems.items()
+    },
+  )
+  return {'counted_in': counted_in.path, 'buckets': rows}
+
+
 def _f1(
   frequency: Mapping[str, int],
   buckets: Sequence[Bucket],
@@ -166,3 +189,48 @@ def _counts(
 def _mean(values: Sequence[float | None]) -> float | None:
   known = [value for value in values if value is not None]
   return sum(known) / len(known) if known else None
+
+
+class Drawn(NamedTuple):
+  """Buckets that are drawn in a panel, and the words beside them."""
+
+  rows: Sequence[Mapping[str, Any]]
+  x: str
+  y: str
+  title: str
+
+
+def by_frequency(rows: Sequence[Mapping[str, Any]]) -> Drawn:
+  """Return F1 by frequency as it is drawn."""
+  x, y = 'frequency of the word (words)', 'F1 of words (%)'
+  return Drawn(rows, x, y, 'by frequency of the target word')
+
+
+def draw(
+  figure: figures.Figure, axes: Sequence[figures.Axes], drawn: Sequence[Drawn]
+) -> None:
+  """Draw the buckets that have anything in them; those of little are grey."""
+  for panel, (rows, x, y, title) in zip(axes, drawn, strict=True):
+    filled = [row for row in rows if row['count']]
+    bars = {
+      system: [row['scores'][system] for row in filled]
+      for system in rows[0]['scores']
+    }
+    names = ['{bucket}\n({count:,})'.format(**row) for row in filled]
+    figures.draw_bars(panel, names, bars, x, y)
+    panel.set_title(title)
+  if len(bars) > 1:
+    figures.share_legend(figure, axes)
+  # After the legend, which shows the colours.
+  for panel, (rows, *_) in zip(axes, drawn, strict=True):
+    _grey_few(panel, [row['count'] for row in rows if row['count']])
+
+
+def _grey_few(panel: figures.Axes, counts: Sequence[int]) -> None:
+  """Let only the edges of bars that say little keep their colours."""
+  few = [place for place, count in enumerate(counts) if count < FEW]
+  for place, bars in itertools.product(few, panel.containers):
+    bar = bars[place]
+    bar.set(edgecolor=bar.get_facecolor(), facecolor='#CCCCCC')
+  if few:
+    panel.set_xlabel(f'{panel.get_xlabel()}; grey: fewer than {FEW}')

@@ -22,7 +22,7 @@ from fusion_jax.evaluation.significance import (
   score_of,
   statistics_of,
 )
-from fusion_jax.metrics import bleu_for, metrics_for, signature_of
+from fusion_jax.metrics import metrics_for, signature_of
 from fusion_jax.tables import Format, markdown_name, table
 
 # Statistics of each file of each system, the baseline first.
@@ -88,7 +88,7 @@ def compare(
     },
     'length_bounds': arguments.length_bounds,
     'lengths': _lengths(texts, counted, arguments),
-    'frequencies': _frequencies(texts),
+    'frequencies': buckets.f1_of_texts(texts),
     'differences': {
       name: _differences(texts, counted, name) for name in others
     },
@@ -140,39 +140,16 @@ def _lengths(
   texts: Texts, counted: Counted, arguments: argparse.Namespace
 ) -> dict[str, list[dict]]:
   lengths = buckets.line_lengths(texts.source.lines, texts.languages[0])
-  statistics = {
-    name: [x['BLEU'] for x in files] for name, files in counted.items()
-  }
   bounds = {
     'bounds': arguments.length_bounds,
     'quantiles': buckets.quantile_bounds(lengths, _QUANTILES),
   }
   return {
     kind: buckets.bleu_by_length(
-      lengths, buckets.buckets_between(limits), statistics
+      lengths, buckets.buckets_between(limits), counted
     )
     for kind, limits in bounds.items()
   }
-
-
-def _frequencies(texts: Texts) -> dict[str, Any]:
-  bleu, reference = bleu_for(texts.target_words), texts.references[0]
-  # No word of the reference has the frequency 0 in it.
-  counted_in, ranges, low = reference, buckets.FREQUENCIES[1:], 0
-  if texts.train_target:
-    counted_in, ranges, low = texts.train_target, buckets.FREQUENCIES, -1
-  frequency = buckets.total(buckets.word_counts(counted_in.lines, bleu))
-  systems = {
-    name: [buckets.word_counts(text.lines, bleu) for text in files]
-    for name, files in texts.systems.items()
-  }
-  rows = buckets.f1_by_frequency(
-    frequency,
-    buckets.buckets_between(ranges, low),
-    buckets.word_counts(reference.lines, bleu),
-    systems,
-  )
-  return {'counted_in': counted_in.path, 'buckets': rows}
 
 
 def _differences(
@@ -287,20 +264,12 @@ def draw(numbers: Numbers) -> figures.Figure:
   figure, axes = figures.panels(tested + len(lengths) + 1, size=(6.0, 3.6))
   if tested:
     _draw_differences(axes[0], numbers)
-  panels = axes[tested:]
-  for panel, (kind, rows) in zip(panels, lengths.items(), strict=False):
-    labels = 'words of the source (lines)', 'BLEU'
-    _draw_buckets(panel, rows, '{bucket}\n({count:,})', *labels)
-    panel.set_title(_TITLES[kind])
-  frequencies = numbers['frequencies']['buckets']
-  labels = 'frequency of the word (words)', 'F1 of words (%)'
-  _draw_buckets(panels[-1], frequencies, '{bucket}\n({count:,})', *labels)
-  panels[-1].set_title('by frequency of the target word')
-  if len(numbers['systems']) > 1:
-    figures.share_legend(figure, panels)
-  # After the legend, which shows the colours.
-  for panel, rows in zip(panels, (*lengths.values(), frequencies), strict=True):
-    _grey_few(panel, rows)
+  drawn = [
+    buckets.Drawn(rows, 'words of the source (lines)', 'BLEU', _TITLES[kind])
+    for kind, rows in lengths.items()
+  ]
+  drawn.append(buckets.by_frequency(numbers['frequencies']['buckets']))
+  buckets.draw(figure, axes[tested:], drawn)
   return figure
 
 
@@ -328,31 +297,3 @@ def _draw_differences(panel: figures.Axes, numbers: Numbers) -> None:
   panel.set_xlabel(f'BLEU less that of {baseline}')
   crosses = '; crosses: seeds' if several else ''
   panel.set_title(f'paired 95 % intervals of the bootstrap{crosses}')
-
-
-def _draw_buckets(
-  panel: figures.Axes,
-  rows: Sequence[Mapping[str, Any]],
-  name: str,
-  x: str,
-  y: str,
-) -> None:
-  """Draw the buckets that have anything in them."""
-  filled = [row for row in rows if row['count']]
-  bars = {
-    system: [row['scores'][system] for row in filled]
-    for system in rows[0]['scores']
-  }
-  names = [name.format(**row) for row in filled]
-  figures.draw_bars(panel, names, bars, x, y)
-
-
-def _grey_few(panel: figures.Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-  """Let only the edges of bars that say little keep their colours."""
-  filled = [row['count'] for row in rows if row['count']]
-  few = [place for place, count in enumerate(filled) if count < buckets.FEW]
-  for place, bars in itertools.product(few, panel.containers):
-    bar = bars[place]
-    bar.set(edgecolor=bar.get_facecolor(), facecolor='#CCCCCC')
-  if few:
-    panel.set_xlabel(f'{panel.get_xlabel()}; grey: fewer than {buckets.FEW}')

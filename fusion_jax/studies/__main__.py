@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   add('--nice', action='store_true', help='give way to other programs')
   add('--run', metavar='NAME', help='only carry out this run, in this process')
+  add('--parent', type=int, help=argparse.SUPPRESS)
   add('--cores', type=_cores, metavar='N,N', help='the cores that it may use')
   return parser
 
@@ -86,6 +87,8 @@ def main(argv: list[str]) -> int:
 
   study = plan.read(arguments.file.absolute())
   folder = carry_out.Folder(arguments.workdir)
+  if arguments.parent:
+    workers.end_with(arguments.parent)
   if arguments.run:
     return carry_out.work(study, folder, arguments.run)
   for name in folder.strangers(study):

@@ -130,8 +130,9 @@ def _tests(
   model: Any, study: Study, config: ExperimentConfig, place: Path
 ) -> dict[str, dict[str, Any]]:
   """Translate and score the test sets, and keep lines and losses."""
-  from fusion_jax.metrics import corpus_scores
+  from fusion_jax.metrics import corpus_scores, words_of
 
+  words = words_of(config.data.target_language, config.decoding.bleu_tokenizer)
   numbers, losses = {}, {}
   for test in study.tests:
     pairs = open_corpus(test, config.data).read()
@@ -139,7 +140,7 @@ def _tests(
     begin = time.monotonic()
     lines = model.translate(sources)
     seconds = time.monotonic() - begin
-    scores = corpus_scores(lines, references, config.data.target_language)
+    scores = corpus_scores(lines, references, words)
     of_test = scores._asdict() | {'lines': len(lines), 'seconds': seconds}
     del of_test['report']
     scored = model.score(sources, references, max_source_length=_LONGEST)
@@ -175,6 +176,7 @@ def _of_training(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
     'operations': operations(config),
     'validation_nll': valid[-1]['loss'],
     'seconds_an_update': _seconds_an_update(train),
+    'peak_memory': max(row['peak_memory'] for row in train),
     'curve': [[row['step'], row['loss']] for row in valid],
     'fusion': {k: v for k, v in fusion.items() if k not in ('kind', 'step')},
     'config': to_dict(config),

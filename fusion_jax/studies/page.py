@@ -11,7 +11,9 @@ from typing import Any
 import jinja2
 
 from fusion_jax import figures
-from fusion_jax.evaluation import buckets
+from fusion_jax.data.corpora import open_corpus
+from fusion_jax.evaluation import TextFile, Texts, buckets
+from fusion_jax.evaluation.significance import statistics_of
 from fusion_jax.files import write_whole
 from fusion_jax.studies import statistics as numbers
 from fusion_jax.studies.carry_out import Folder
@@ -21,9 +23,8 @@ from fusion_jax.tables import Format, table
 
 _HERE = Path(__file__).parent
 NONE = '–'
-# Buckets with fewer lines say nothing.
-_FEW = 30
-_BUCKETS = 5
+# Buckets of lengths with as many lines each.
+_BUCKETS = 4
 # Tables as files, by the ends of their names.
 _FORMS: dict[str, Format] = {'csv': 'csv', 'tex': 'latex'}
 
@@ -63,7 +64,7 @@ def summary(
 ) -> tuple[list[str], list[list[str]]]:
   """Return the table of all contestants: scores, differences and costs."""
   header = ['contestant', 'seeds', 'parameters', 'multiply-adds', 'updates']
-  header += ['s an update', 'lines/s']
+  header += ['s an update', 'memory, MB', 'lines/s']
   for metric in metrics:
     header += [metric.name, 'difference', 'p', 'p, Holm']
   lines = []
@@ -78,7 +79,7 @@ def summary(
 
 def _costs(results: Sequence[Mapping[str, Any]]) -> list[str]:
   if not results:
-    return [NONE] * 5
+    return [NONE] * 6
   first = results[0]
   seconds = statistics.median(x['seconds_an_update'] for x in results)
   speeds = [
@@ -91,6 +92,7 @@ def _costs(results: Sequence[Mapping[str, Any]]) -> list[str]:
     f'{first["operations"]:,}',
     f'{first["updates"]:,}',
     f'{seconds:.3f}',
+    f'{max(x["peak_memory"] for x in results) / 1e6:,.0f}',
     f'{statistics.median(speeds):.1f}' if speeds else NONE,
   ]
 
@@ -160,7 +162,9 @@ def _pictures(
       pictures[metric.name] = forest(metric)
   done = [row for row in rows if row.result]
   for test in study.tests if done else ():
-    pictures[f'lengths, {test}'] = _lengths(study, done, test, folder)
+    pictures[f'lengths and frequencies, {test}'] = _buckets(
+      study, done, test, folder
+    )
   return {name: _svg(figure) for name, figure in pictures.items()}
 
 
@@ -216,37 +220,56 @@ def _curves(rows: Sequence[Row]) -> figures.Figure:
   return figure
 
 
-def _lengths(
+def _buckets(
   study: Study, done: Sequence[Row], test: str, folder: Folder
 ) -> figures.Figure:
-  """Draw BLEU by source length of the first seed; few lines are grey."""
-  from fusion_jax.data.corpora import open_corpus
-  from fusion_jax.evaluation.significance import statistics_of
-  from fusion_jax.metrics import words_of
+  """Draw BLEU by source length and F1 by frequency, means over the seeds."""
+  texts = _texts(study, done, test, folder)
+  lengths = buckets.line_lengths(texts.source.lines, texts.languages[0])
+  references = [text.lines for text in texts.references]
+  counted = {
+    name: statistics_of(
+      [text.lines for text in files],
+      references,
+      texts.target_words,
+      names=['BLEU'],
+    )
+    for name, files in texts.systems.items()
+  }
+  bounds = buckets.quantile_bounds(lengths, _BUCKETS)
+  rows = buckets.bleu_by_length(
+    lengths, buckets.buckets_between(bounds), counted
+  )
+  figure, axes = figures.panels(2, 2, (6.0, 3.6))
+  by_length = 'words of the source (lines)', 'BLEU', 'by source length'
+  frequencies = buckets.f1_of_texts(texts)['buckets']
+  drawn = buckets.Drawn(rows, *by_length), buckets.by_frequency(frequencies)
+  buckets.draw(figure, axes, drawn)
+  return figure
 
+
+def _texts(
+  study: Study, done: Sequence[Row], test: str, folder: Folder
+) -> Texts:
+  """Return a test set and the translations of every seed."""
   config = done[0].run.config
   pairs = open_corpus(test, config.data).read()
-  sources, references = zip(*pairs, strict=True)
-  words = words_of(config.data.target_language, config.decoding.bleu_tokenizer)
-  first = [x for x in done if x.run.seed == done[0].run.seed]
-  lines = [folder.translations(row.run, test) for row in first]
-  counted = statistics_of(lines, [references], words, names=['BLEU'])
-  lengths = buckets.line_lengths(sources, config.data.source_language)
-  rows = buckets.bleu_by_length(
-    lengths,
-    buckets.buckets_between(buckets.quantile_bounds(lengths, _BUCKETS)),
-    {
-      r.run.contestant: [x['BLEU']] for r, x in zip(first, counted, strict=True)
-    },
+  source, reference = (
+    TextFile(test, lines) for lines in zip(*pairs, strict=True)
   )
-  rows = [row for row in rows if row['count'] >= _FEW] or rows
-  figure, (axes,) = figures.panels(1, 1, (6.4, 3.2))
-  bars = {
-    name: [row['scores'][name] for row in rows] for name in rows[0]['scores']
-  }
-  names = [f'{row["bucket"]}\n{row["count"]} lines' for row in rows]
-  figures.draw_bars(axes, names, bars, 'words of the source line', 'BLEU')
-  return figure
+  systems: dict[str, tuple[TextFile, ...]] = {}
+  for row in done:
+    lines = tuple(folder.translations(row.run, test))
+    seeds = systems.get(row.run.contestant, ())
+    systems[row.run.contestant] = (*seeds, TextFile(test, lines))
+  return Texts(
+    source,
+    (reference,),
+    systems,
+    (config.data.source_language, config.data.target_language),
+    None,
+    config.decoding.bleu_tokenizer,
+  )
 
 
 def _learned(rows: Sequence[Row]):

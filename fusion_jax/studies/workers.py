@@ -5,9 +5,11 @@ import dataclasses
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
@@ -23,6 +25,17 @@ COMMAND = sys.executable, '-m', 'fusion_jax', 'study'
 _LOOK = 1.0
 # Exit codes of a run that was stopped.
 _STOPPED = (75, 130, -15, -2)
+
+
+def end_with(parent: int) -> None:
+  """Ask this process to save and end as soon as its parent has died."""
+
+  def watch() -> None:
+    while os.getppid() == parent:
+      time.sleep(_LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +138,9 @@ class Workers:
     return code
 
   def _process(self, run: Run, place: int, log: IO[bytes]) -> int:
-    flags = f'--workdir={self._folder.workdir}', f'--run={run.name}'
-    command = [*COMMAND, str(self._study.path), *flags, *self._cores(place)]
+    flags = [f'--workdir={self._folder.workdir}', f'--run={run.name}']
+    flags += [f'--parent={os.getpid()}', *self._cores(place)]
+    command = [*COMMAND, str(self._study.path), *flags]
     # A session of its own: an interruption of the study is not one of the run,
     # which `stop` asks to save.
     with subprocess.Popen(

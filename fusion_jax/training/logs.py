@@ -14,9 +14,11 @@ import datetime
 import json
 import logging
 import math
+import resource
 import secrets
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -194,6 +196,14 @@ def record(content: bytes) -> bytes:
   return length + checks[0] + content + checks[1]
 
 
+def _peak_memory() -> int:
+  """Return the most bytes of a device; of a CPU those of the process."""
+  if statistics := jax.local_devices()[0].memory_stats():
+    return statistics['peak_bytes_in_use']
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == 'darwin' else 1_024 * peak
+
+
 class Reports:
   """Reports of one training, written to the log and to its metrics."""
 
@@ -272,6 +282,7 @@ class Reports:
       'epoch': position.step / self._plan.steps_per_epoch,
       'seconds': position.timed_progress().seconds,
       'skipped': position.progress.skipped,
+      'peak_memory': _peak_memory(),
     }
     if training.diversity:
       values['diversity'] = float(totals.diversity) / steps

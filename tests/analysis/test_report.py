@@ -235,20 +235,26 @@ def _overview(run):
 
 
 def test_seed_speed_and_version_are_shown(tmp_path):
-  speeds = [{'tokens_per_second': 1000 * row['step']} | row for row in TRAINED]
+  costs = [
+    {'tokens_per_second': 1000 * row['step'], 'peak_memory': 2e9} | row
+    for row in TRAINED
+  ]
   analysed = fused_run(tmp_path)
-  write_metrics(tmp_path, trained=speeds)
-  rows = _overview(report_of(analysed))
+  write_metrics(tmp_path, trained=costs)
+  run = dataclasses.replace(report_of(analysed), last=costs[-1])
+  rows = _overview(run)
   assert rows['seed'] == '0'
   # The median of 10,000, 20,000 and 30,000.
   assert rows['speed of training'] == '20,000 target tokens a second'
+  assert rows['peak memory'] == '2,000 MB'
   assert rows['fusion_jax'] == '0.1.0, commit 1a2b3c4'
 
 
-def test_an_older_run_has_no_speed_and_no_version(tmp_path):
+def test_what_a_run_did_not_record_is_said(tmp_path):
   run = dataclasses.replace(report_of(fused_run(tmp_path)), code='')
   rows = _overview(run)
-  assert rows['speed of training'] == rows['fusion_jax'] == 'not recorded'
+  names = 'speed of training', 'peak memory', 'fusion_jax'
+  assert [rows[name] for name in names] == ['not recorded'] * 3
 
 
 def test_the_interval_of_bleu_is_that_of_the_bootstrap():

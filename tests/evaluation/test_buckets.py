@@ -54,7 +54,7 @@ def test_no_bucket_between_quantiles_is_empty(lengths, count):
 def test_bleu_of_a_bucket_is_that_of_its_lines():
   _, targets = pairs(30)
   seeds = [mistaken(targets, 0.2, seed) for seed in (1, 2)]
-  counts = [each['BLEU'] for each in statistics_of(seeds, [targets], 'en')]
+  counts = statistics_of(seeds, [targets], 'en')
   lengths = np.array([5, 10, 20] * 10)
   buckets = buckets_between([9, 19, 29])
   found = bleu_by_length(lengths, buckets, {'a': counts})

@@ -16,7 +16,7 @@ _VALUES = {
 }
 
 
-def testdifferences_over_seeds_that_both_have():
+def test_differences_over_seeds_that_both_have():
   pooled = Pooled.of([list(seeds.values()) for seeds in _VALUES.values()])
   assert pooled.freedom == 2
   assert pooled.deviation == pytest.approx(math.sqrt((0.02 + 0.18) / 2))

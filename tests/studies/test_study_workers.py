@@ -140,6 +140,28 @@ team.carry_out(lambda run: None)
   assert sorted(_done(tmp_path)) == sorted(run.name for run in study.runs)
 
 
+def test_a_worker_ends_with_the_command_that_began_it():
+  worker = """
+import os, time
+from fusion_jax.studies.workers import end_with
+end_with(os.getppid())
+print('ready', flush=True)
+time.sleep(60)
+print('still there', flush=True)
+"""
+  command = f"""
+import subprocess, sys
+subprocess.run([sys.executable, '-c', {worker!r}], start_new_session=True)
+"""
+  with subprocess.Popen(
+    [sys.executable, '-c', command], stdout=subprocess.PIPE, text=True
+  ) as killed:
+    assert killed.stdout.readline() == 'ready\n'
+    killed.kill()
+    # The pipe ends when the last process that writes to it does.
+    assert killed.stdout.read() == ''
+
+
 def test_a_few_updates_tell_the_hours_unless_a_run_does(tmp_path, study, team):
   team().time()
   assert _done(tmp_path) == [study.timing.name]

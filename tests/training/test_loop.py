@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import resource
 from contextlib import nullcontext
 
 import chex
@@ -242,6 +243,9 @@ def test_one_bad_batch_an_epoch_is_skipped(
   assert len(epochs) == len(set(epochs))
   assert all(np.isfinite(row['loss']) for row in rows)
   assert rows[-1]['skipped'] == len(skipped)
+  # A process with JAX has more than 100 MB.
+  most = 1_024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  assert 1e8 < rows[-1]['peak_memory'] <= most
   assert (
     f'step {skipped[1]}: 1 update(s) skipped since the last report, the first '
     f'at step {skipped[1]}: loss or gradient not finite; 2 so far'

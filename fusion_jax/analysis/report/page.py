@@ -161,6 +161,7 @@ def overview(runs: Sequence[RunReport]) -> list[Row]:
     'checkpoint': _checkpoint,
     'trained': lambda run: _trained(run.last),
     'speed of training': _speed,
+    'peak memory': _memory,
     'seed': lambda run: str(run.config.training.seed),
     'fusion_jax': lambda run: run.code or 'not recorded',
     'started from': lambda run: (
@@ -288,6 +289,11 @@ def _speed(run: RunReport) -> str:
   if not (speeds := list(logged)):
     return 'not recorded'
   return f'{statistics.median(speeds):,.0f} target tokens a second'
+
+
+def _memory(run: RunReport) -> str:
+  bytes_used = run.last.get('peak_memory')
+  return f'{bytes_used / 1e6:,.0f} MB' if bytes_used else 'not recorded'
 
 
 def _value(value: Any) -> str:
