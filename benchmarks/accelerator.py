@@ -35,7 +35,7 @@ import sacrebleu
 
 import fusion_jax
 from benchmarks import common, contestants
-from benchmarks.kernels import device_events, kernels
+from benchmarks.kernels import device_events, kernels, profile
 from benchmarks.schemes import schemes
 from benchmarks.serving import timed
 from benchmarks.side_by_side import Program, Worker
@@ -199,18 +199,10 @@ def _measured(
 def _profile(step: contestants.FusionJaxStep) -> dict[str, Any]:
   """The kernels of a timing; a device may allow none to be seen."""
   parts = {moved.instruction.name: moved.part for moved in step.traffic}
-  options = jax.profiler.ProfileOptions()
-  options.python_tracer_level = 0
-  options.enable_hlo_proto = False
-  with tempfile.TemporaryDirectory() as folder:
-    try:
-      with jax.profiler.trace(folder, profiler_options=options):
-        step.step()
-      (path,) = Path(folder).rglob('*.xplane.pb')
-      data = jax.profiler.ProfileData.from_file(str(path))
-      return kernels(device_events(data), parts, _UPDATES)
-    except Exception as error:
-      return {'error': first_line(error)}
+  try:
+    return kernels(device_events(profile(step.step)), parts, _UPDATES)
+  except Exception as error:
+    return {'error': first_line(error)}
 
 
 def _pytorch(place: Place, name: str, rows: int) -> Row:

@@ -299,6 +299,10 @@ class FusionJaxSearch:
     ).compile()
     self._first: list[int] = []
 
+  @property
+  def text(self) -> str:
+    return self._search.as_text()
+
   @functools.cached_property
   def _parameters(self) -> Parameters:
     return jax.device_put(self._on_host)

@@ -1,8 +1,12 @@
 """What a device did in a profile of JAX: its kernels and its idle time."""
 
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
 
 from fusion_jax.errors import CheckFailed
 
@@ -21,6 +25,18 @@ class Event(NamedTuple):
   operation: str
   begin: float
   end: float
+
+
+def profile(run: Callable[[], None]) -> jax.profiler.ProfileData:
+  """Run something, and return its profile."""
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0
+  options.enable_hlo_proto = False
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder, profiler_options=options):
+      run()
+    (path,) = Path(folder).rglob('*.xplane.pb')
+    return jax.profiler.ProfileData.from_file(str(path))
 
 
 def device_events(data: Any) -> list[Event]:

@@ -37,6 +37,12 @@ def programs(size: str, peers: bool) -> dict[str, Program]:
       'JoeyNMT, huge pages': peer(*joeynmt),
       'PyTorch, torch.compile': peer('pytorch_step', flag, '--compile'),
       'PyTorch, eager': peer('pytorch_step', flag),
+      'PyTorch, bfloat16, torch.compile': peer(
+        'pytorch_step', flag, '--compile', '--dtype=bfloat16'
+      ),
+      'PyTorch, bfloat16, eager': peer(
+        'pytorch_step', flag, '--dtype=bfloat16'
+      ),
     }
   return contestants
 

@@ -88,7 +88,11 @@ class SearchRows(NamedTuple):
 
 
 class ModelCache(NamedTuple):
-  """Cache of one model for the positions so far."""
+  """Cache of one model for the positions so far.
+
+  That of a single sentence is kept without the axis of the batch: XLA's CPU
+  backend would copy it at every step.
+  """
 
   own: Any
   # Weights over the source, [B, T * K, S]; None without a coverage penalty.
@@ -139,16 +143,20 @@ class ModelStep:
     rows: Int32[Array, 'B K T'],
     cache: ModelCache,
   ) -> tuple[Float32[Array, 'B K V'], ModelCache]:
+    model, is_single = self.models[index], len(tokens) == 1
+    own = _with_batch(model, cache.own) if is_single else cache.own
     apply = functools.partial(
-      self.models[index].apply,
+      model.apply,
       {'params': self.parameters[index]},
-      *(tokens, position, rows, cache.own, self.memories[index]),
+      *(tokens, position, rows, own, self.memories[index]),
       method='decode_step',
     )
     if cache.attention is None:
       logits, own = apply()
+      own = _without_batch(model, own) if is_single else own
       return logits, ModelCache(own, None)
     (logits, own), kept = apply(mutable=['attention'])
+    own = _without_batch(model, own) if is_single else own
     attention = cross_attention_weights(kept['attention']).mean((0, 2))
     attention = jax.lax.dynamic_update_slice_in_dim(
       cache.attention, attention, position * tokens.shape[1], axis=1
@@ -193,6 +201,16 @@ class ModelStep:
     )
 
 
+def _without_batch(model: Transformer, cache: Any) -> Any:
+  axis = int(model.config.scan_layers)
+  return jax.tree.map(lambda leaf: jnp.squeeze(leaf, axis), cache)
+
+
+def _with_batch(model: Transformer, cache: Any) -> Any:
+  axis = int(model.config.scan_layers)
+  return jax.tree.map(lambda leaf: jnp.expand_dims(leaf, axis), cache)
+
+
 def start(
   models: tuple[Transformer, ...],
   parameters: tuple[Parameters, ...],
@@ -214,7 +232,8 @@ def start(
     if settings.coverage:
       shape = batch, max_length * settings.beam, length
       attention = jnp.zeros(shape, jnp.float32)
-    caches.append(ModelCache(cache, attention))
+    own = _without_batch(model, cache) if batch == 1 else cache
+    caches.append(ModelCache(own, attention))
     memories.append(memory)
   step = ModelStep(models, parameters, sources, tuple(memories), settings)
   return step, tuple(caches)

@@ -1,12 +1,12 @@
 """Attention over the layers in several hops; Wang et al. (2018), Eq. 5-7.
 
 Axis letters: B batch, T positions, D model width, n fused layers (H[0] may be
-one of them), P hops, A scorer width, I and O any widths. Q is P,
-or 1 where all hops share one map.
+one of them), P hops, A scorer width.
 """
 
 import functools
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from fusion_jax.layers.dense import (
   parameter,
   stacked_initializer,
 )
+from fusion_jax.layers.narrow import Matrix, product
 from fusion_jax.layers.sow import sow
 
 
@@ -47,21 +48,31 @@ class HopsOptions(FeedForwardOptions):
 
 
 def hop_scores(
-  z: States, first: Float[Array, 'Q D A'], second: Float[Array, 'A P']
+  z: States,
+  firsts: Sequence[Matrix],
+  second: Float[Array, 'A P'],
+  bfloat16: bool = False,
 ) -> Float[Array, 'B T P']:
   """Return e = tanh(z W1) W2 of one layer, float32; Wang (2018), Eq. 5.
 
-  `first` is W1, one for all hops or one for each, and `second` is W2.
+  Args:
+    firsts: W1 [D, A], one for all hops or one for each.
+    second: W2.
+    bfloat16: Whether z and W1 are rounded to it for their product.
   """
   positions = z.reshape(-1, z.shape[-1])
-  hidden = jnp.einsum('MD,QDA->MQA', positions, first.astype(z.dtype))
-  hidden, second = jnp.tanh(hidden), second.astype(z.dtype)
-  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  if first.shape[0] == 1:
-    scores = product('MA,AP->MP', hidden[:, 0], second)
-  else:
-    scores = product('MPA,AP->MP', hidden, second)
-  return scores.reshape(*z.shape[:-1], -1)
+  second = second.astype(z.dtype)
+  # All hops of one W1, or the hop of each.
+  columns = jnp.split(second, len(firsts), 1)
+  scores = [
+    jnp.matmul(
+      jnp.tanh(product(positions, first, bfloat16=bfloat16)),
+      column,
+      preferred_element_type=jnp.float32,
+    )
+    for first, column in zip(firsts, columns, strict=True)
+  ]
+  return jnp.concatenate(scores, -1).reshape(*z.shape[:-1], -1)
 
 
 def hop_sums(
@@ -101,18 +112,26 @@ class Hops(FeedForwardFusion):
       'per_hop': ((options.hops,), ('hops',)),
     }[options.independent]
     shape, axes = (config.width, options.scorer_width), ('embed', 'mlp')
-    self.scorer_hidden = _Kernel(config, (*stack, *shape), (*names, *axes))
+    self.scorer_hidden = _Kernel(
+      config, (*stack, *shape), (*names, *axes), narrows=True
+    )
     shape = options.scorer_width, options.hops
     self.scorer_out = _Kernel(config, shape, ('mlp', 'hops'))
 
   def attention(self, layers: Layers) -> Float[Array, 'B T n P']:
     """Return a, the float32 softmax of the scores over the layers; Eq. 5-6."""
     kernel, second = self.scorer_hidden(), self.scorer_out()
-    firsts = [kernel.reshape(-1, *kernel.shape[-2:])] * len(layers)
-    if self.options.independent == 'per_layer':
-      firsts = list(kernel[:, None])
-    pairs = zip(layers, firsts, strict=True)
-    scores = [hop_scores(z, first, second) for z, first in pairs]
+    options, of_layers = self.options, [[kernel]] * len(layers)
+    if options.independent == 'per_layer':
+      of_layers = [[_matrix(kernel, n)] for n in range(len(layers))]
+    elif options.independent == 'per_hop':
+      of_hops = [_matrix(kernel, n) for n in range(options.hops)]
+      of_layers = [of_hops] * len(layers)
+    bfloat16 = self.config.product_dtype == 'bfloat16'
+    scores = [
+      hop_scores(z, firsts, second, bfloat16)
+      for z, firsts in zip(layers, of_layers, strict=True)
+    ]
     return jax.nn.softmax(jnp.stack(scores, 2), axis=2)
 
   def __call__(self, layers: Layers, context: Context) -> States:
@@ -125,15 +144,20 @@ class Hops(FeedForwardFusion):
     return self.network(hop_sums(attention, fused), context)
 
 
+def _matrix(stack: Matrix, index: int) -> Matrix:
+  return jax.tree.map(lambda x: x[index], stack)
+
+
 class _Kernel(nn.Module):
   """Matrix, or a stack of independent matrices."""
 
   config: ModelConfig
   shape: tuple[int, ...]
   axes: tuple[str, ...]
+  narrows: bool = False
 
   @nn.compact
-  def __call__(self) -> Float[Array, '*stack I O']:
+  def __call__(self) -> Any:
     stacked = len(self.shape) == 3
     start = stacked_initializer if stacked else kernel_initializer
     return parameter(self, 'kernel', start(self.config), self.axes, self.shape)

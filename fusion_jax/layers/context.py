@@ -114,15 +114,18 @@ def append(cache: Cache, new: Cache, position: Int[Array, '']) -> Cache:
   """Write keys, and any values, into a cache from a position on."""
 
   def write(old: Array, one: Array, axis: int) -> Array:
+    if len(old) == 1:  # Else XLA's CPU backend writes it twice.
+      return write(old[0], one[0], axis)[None]
+    axis += old.ndim
     return jax.lax.dynamic_update_slice_in_dim(
       old, one.astype(old.dtype), position, axis
     )
 
-  keys = write(cache.keys, new.keys, cache.keys.ndim - 1)
+  keys = write(cache.keys, new.keys, -1)
   if isinstance(cache, Keys):
     return Keys(keys)
   assert isinstance(new, KeyValue), 'a cache of values needs values'
-  return KeyValue(keys, write(cache.values, new.values, cache.values.ndim - 2))
+  return KeyValue(keys, write(cache.values, new.values, -2))
 
 
 def empty(like: Cache, size: int) -> Cache:

@@ -7,7 +7,7 @@ Axis letters: I inputs, O outputs, D model width.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import linen as nn
@@ -93,6 +93,8 @@ class Dense(nn.Module):
   use_bias: bool
   kernel_start: Initializer | None = None
   bias_start: Initializer | None = None
+  # Whether the kernel may be of int8 or bfloat16; see `narrow`.
+  narrows: ClassVar[bool] = True
 
   @nn.compact
   def __call__(self, x: Float[Array, '*batch I']) -> Float[Array, '*batch O']:

@@ -13,7 +13,6 @@ from flax import linen as nn
 from jaxtyping import Array
 
 from fusion_jax.config import ModelConfig
-from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.narrow import Matrix, int8_matrix, product
 from fusion_jax.models.transformer import Parameters, Transformer
 from fusion_jax.parallel.processes import of_first
@@ -73,7 +72,7 @@ def _paths_of_matrices(model: Transformer) -> set[tuple[str, ...]]:
   paths: set[tuple[str, ...]] = {(name,) for name in _TABLES}
 
   def note(call, args, kwargs, context):
-    if isinstance(context.module, Dense):
+    if getattr(context.module, 'narrows', False):
       paths.add((*context.module.path, 'kernel'))
     return call(*args, **kwargs)
 

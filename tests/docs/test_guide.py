@@ -44,6 +44,23 @@ def test_the_guide_counts_the_variants_of_the_configs():
   }
 
 
+def test_the_guide_has_the_losses_of_all_deep_stacks():
+  text = (ROOT / 'docs/deep_stacks.md').read_text('utf-8')
+  losses = {}
+  for name in ('deep_stacks', 'deep_stacks_later'):
+    path = ROOT / f'benchmarks/results/{name}.json'
+    for stack, run in json.loads(path.read_text())['rounds'].items():
+      losses[stack] = f'{run["valid"]:.3f}'
+  rows = re.findall(r'^\| .* \| (?:post|pre|none) \| (.*)$', text, re.M)
+  shown = [
+    re.findall(r'[\d.]+', cell) for row in rows for cell in row.split('|')[:3]
+  ]
+  assert sorted(x for cell in shown for x in cell) == sorted(losses.values())
+  (count,) = re.findall(r'Here (\d+)\s+stacks', text)
+  assert len(rows) == len({stack.split('/')[1] for stack in losses})
+  assert int(count) == len(rows)
+
+
 # What a browser loads with a page; a link is only followed by a reader.
 _LOADED = {'script': 'src', 'img': 'src', 'iframe': 'src', 'link': 'href'}
 

@@ -28,15 +28,15 @@ def _attention(module, params, layers):
 
 def test_hop_scores_by_hand():
   z = position(1, -1)
-  first = jnp.array([[[1.0, 2], [3, 0]]])
+  first = jnp.array([[1.0, 2], [3, 0]])
   second = jnp.array([[1.0, 2], [3, -1]])
   # tanh(1 - 3, 2) = (-t, t); times the columns (1, 3) and (2, -1).
   one, two = math.tanh(1), math.tanh(2)
   np.testing.assert_allclose(
-    hop_scores(z, first, second), position(2 * two, -3 * two), rtol=1e-6
+    hop_scores(z, [first], second), position(2 * two, -3 * two), rtol=1e-6
   )
   # A W1 each: hop 1 as before; hop 2 has tanh(1, 1) -> 2 - 1.
-  both = jnp.concatenate([first, jnp.array([[[1.0, 1], [0, 0]]])])
+  both = [first, jnp.array([[1.0, 1], [0, 0]])]
   np.testing.assert_allclose(
     hop_scores(z, both, second), position(2 * two, one), rtol=1e-6
   )
