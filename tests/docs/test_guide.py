@@ -1,17 +1,20 @@
 """The guide: its README, its site, and the code that its readers run."""
 
+import gzip
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 
 import pytest
 from pages import ROOT
 
 from fusion_jax.config.flags import load_config
+from fusion_jax.studies import plan
 
 
 def test_the_readme_has_at_most_nine_hundred_words():
@@ -132,6 +135,20 @@ def test_the_config_names_these_files(folder):
   data = load_config('mine.py').data
   assert data.train == ('corpus/train.{lang}',)
   assert (data.source_language, data.target_language) == ('en', 'fr')
+
+
+def test_the_study_has_matched_contestants(folder):
+  text = (ROOT / 'docs' / 'tutorial.md').read_text('utf-8')
+  (file,) = re.findall(r'```toml\n(.*?)```', text, re.S)
+  (folder / 'hour.toml').write_text(file, 'utf-8')
+  (folder / 'multi30k').mkdir()
+  for test in tomllib.loads(file)['tests']:
+    for language in ('en', 'de'):
+      path = folder / 'multi30k' / test.format(lang=language)
+      path.write_bytes(gzip.compress(b'x\n'))
+  study = plan.read(folder / 'hour.toml')
+  assert len(study.runs) == 15
+  assert abs(plan.deviations(study, 'wide')['parameters']) < 0.01
 
 
 _NOTEBOOK = ROOT / 'docs' / 'tutorial.ipynb'
