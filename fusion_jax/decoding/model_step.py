@@ -143,8 +143,8 @@ class ModelStep:
     rows: Int32[Array, 'B K T'],
     cache: ModelCache,
   ) -> tuple[Float32[Array, 'B K V'], ModelCache]:
-    model, is_single = self.models[index], len(tokens) == 1
-    own = _with_batch(model, cache.own) if is_single else cache.own
+    model, batch = self.models[index], len(tokens)
+    own = _as_read(model, cache.own, batch)
     apply = functools.partial(
       model.apply,
       {'params': self.parameters[index]},
@@ -153,15 +153,13 @@ class ModelStep:
     )
     if cache.attention is None:
       logits, own = apply()
-      own = _without_batch(model, own) if is_single else own
-      return logits, ModelCache(own, None)
+      return logits, ModelCache(_as_kept(model, own, batch), None)
     (logits, own), kept = apply(mutable=['attention'])
-    own = _without_batch(model, own) if is_single else own
     attention = cross_attention_weights(kept['attention']).mean((0, 2))
     attention = jax.lax.dynamic_update_slice_in_dim(
       cache.attention, attention, position * tokens.shape[1], axis=1
     )
-    return logits, ModelCache(own, attention)
+    return logits, ModelCache(_as_kept(model, own, batch), attention)
 
   def coverage_score(
     self,
@@ -192,6 +190,7 @@ class ModelStep:
       attention = cache.attention
       if attention is not None:
         attention = attention[sentences]
+      kept = _as_kept(model, kept, len(sentences))
       own.append(ModelCache(kept, attention))
       memories.append(memory)
     sources = jax.tree.map(lambda leaf: leaf[sentences], self.sources)
@@ -201,14 +200,18 @@ class ModelStep:
     )
 
 
-def _without_batch(model: Transformer, cache: Any) -> Any:
+def _as_kept(model: Transformer, cache: Any, batch: int) -> Any:
+  if batch > 1:
+    return cache
   axis = int(model.config.scan_layers)
   return jax.tree.map(lambda leaf: jnp.squeeze(leaf, axis), cache)
 
 
-def _with_batch(model: Transformer, cache: Any) -> Any:
+def _as_read(model: Transformer, kept: Any, batch: int) -> Any:
+  if batch > 1:
+    return kept
   axis = int(model.config.scan_layers)
-  return jax.tree.map(lambda leaf: jnp.expand_dims(leaf, axis), cache)
+  return jax.tree.map(lambda leaf: jnp.expand_dims(leaf, axis), kept)
 
 
 def start(
@@ -232,8 +235,7 @@ def start(
     if settings.coverage:
       shape = batch, max_length * settings.beam, length
       attention = jnp.zeros(shape, jnp.float32)
-    own = _without_batch(model, cache) if batch == 1 else cache
-    caches.append(ModelCache(own, attention))
+    caches.append(ModelCache(_as_kept(model, cache, batch), attention))
     memories.append(memory)
   step = ModelStep(models, parameters, sources, tuple(memories), settings)
   return step, tuple(caches)
