@@ -3,7 +3,8 @@
     python -m benchmarks.search_parts --size=base
 
 Profiles a search of each task of decode_throughput, and prints microseconds
-for each step of the decoder. `between` is the time in which nothing runs.
+for each step of the decoder. `between` is the time in which no instruction
+runs: that of their dispatch.
 """
 
 import re
@@ -20,7 +21,7 @@ from fusion_jax.runs.precision import Precision
 from fusion_jax.tools.aot.counts import called, computations, origin
 
 _PRECISIONS: tuple[Precision, ...] = 'float32', 'int8', 'bfloat16'
-_INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?([\w.-]+) = (\S+?)[{ ]')
+_INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?([\w.-]+) = ')
 _DOT = re.compile(r' = (\S+?)[{ ].* dot\(')
 # By the origin of an instruction that is no product.
 _ORIGINS = (
@@ -67,7 +68,7 @@ def parts(size: Size, task: Task, precision: Precision) -> dict[str, float]:
   spent: Counter[str] = Counter()
   last = events[0].begin
   for event in events:
-    # Of instructions one inside the other, the outer one is not counted.
+    # Of instructions one inside the other, the inner one is not counted.
     part = names.get(event.operation, 'other')
     spent[part] += max(event.end - max(event.begin, last), 0)
     last = max(last, event.end)
@@ -80,7 +81,7 @@ def parts(size: Size, task: Task, precision: Precision) -> dict[str, float]:
 def part_names(text: str, size: Size) -> dict[str, str]:
   """The part of a search that each instruction belongs to."""
   bodies = computations(text)
-  names: dict[str, Any] = {}
+  names: dict[str, str] = {}
   for lines in bodies.values():
     for line in lines:
       if match := _INSTRUCTION.match(line):

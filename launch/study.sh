@@ -25,8 +25,8 @@
 # On a disk that all nodes see; sbatch is called in the repository.
 export XDG_CACHE_HOME=$PWD/runs/cache
 fusion_jax=.venv/bin/fusion-jax
-study=studies/first.toml
-workdir=runs/first
+study=studies/multi30k.toml
+workdir=runs/multi30k
 # ---- End of settings ----
 
 set -euo pipefail

@@ -20,7 +20,10 @@ from fusion_jax.config.fusion import SIDES
 from fusion_jax.errors import InputError
 
 # Fields of lines of kind 'train' and of kind 'valid'.
-_TRAIN = 'accuracy', 'loss', 'perplexity', 'learning_rate', 'tokens_per_second'
+_TRAIN = (
+  *('accuracy', 'loss', 'perplexity', 'learning_rate'),
+  *('tokens_per_second', 'peak_memory'),
+)
 _VALID = 'accuracy', 'loss', 'perplexity', 'bleu', 'chrf'
 # Field of each panel, label of its axis, and the axis: logarithmic, from 0, or
 # over the values.

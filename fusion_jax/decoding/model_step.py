@@ -88,12 +88,10 @@ class SearchRows(NamedTuple):
 
 
 class ModelCache(NamedTuple):
-  """Cache of one model for the positions so far.
+  """Cache of one model for the positions so far."""
 
-  That of a single sentence is kept without the axis of the batch: XLA's CPU
-  backend would copy it at every step.
-  """
-
+  # Of a single sentence without the axis of the batch: with it, XLA's CPU
+  # backend would copy the cache at every step.
   own: Any
   # Weights over the source, [B, T * K, S]; None without a coverage penalty.
   attention: Float32[Array, 'B P S'] | None

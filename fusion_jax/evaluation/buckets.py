@@ -8,7 +8,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,12 @@ from sacrebleu.metrics import BLEU
 
 from fusion_jax import figures
 from fusion_jax.evaluation import Texts
-from fusion_jax.evaluation.significance import Statistics, score_of
+from fusion_jax.evaluation.significance import (
+  Map,
+  Statistics,
+  score_of,
+  statistics_of,
+)
 from fusion_jax.metrics import Words, bleu_for
 
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
@@ -138,7 +143,7 @@ def f1_by_frequency(
 
 
 def f1_of_texts(texts: Texts) -> dict[str, Any]:
-  """Compute F1 by the frequency of the words of the reference."""
+  """Compute F1 by frequency in the training text, or in the reference."""
   bleu, reference = bleu_for(texts.target_words), texts.references[0]
   # No word of the reference has the frequency 0 in it.
   counted_in, ranges, low = reference, FREQUENCIES[1:], 0
@@ -191,6 +196,20 @@ def _mean(values: Sequence[float | None]) -> float | None:
   return sum(known) / len(known) if known else None
 
 
+def counted(
+  texts: Texts, run: Map = map, names: Collection[str] | None = None
+) -> dict[str, list[Statistics]]:
+  """Count the statistics of every file of each system."""
+  files = [text.lines for files in texts.systems.values() for text in files]
+  references = [text.lines for text in texts.references]
+  statistics = statistics_of(files, references, texts.target_words, run, names)
+  of_files = iter(statistics)
+  return {
+    name: list(itertools.islice(of_files, len(files)))
+    for name, files in texts.systems.items()
+  }
+
+
 class Drawn(NamedTuple):
   """Buckets that are drawn in a panel, and the words beside them."""
 
@@ -198,6 +217,11 @@ class Drawn(NamedTuple):
   x: str
   y: str
   title: str
+
+
+def by_length(rows: Sequence[Mapping[str, Any]], title: str) -> Drawn:
+  """Return BLEU by length as it is drawn."""
+  return Drawn(rows, 'words of the source (lines)', 'BLEU', title)
 
 
 def by_frequency(rows: Sequence[Mapping[str, Any]]) -> Drawn:
@@ -209,7 +233,7 @@ def by_frequency(rows: Sequence[Mapping[str, Any]]) -> Drawn:
 def draw(
   figure: figures.Figure, axes: Sequence[figures.Axes], drawn: Sequence[Drawn]
 ) -> None:
-  """Draw the buckets that have anything in them; those of little are grey."""
+  """Draw the buckets that are not empty; few lines or words are grey."""
   for panel, (rows, x, y, title) in zip(axes, drawn, strict=True):
     filled = [row for row in rows if row['count']]
     bars = {

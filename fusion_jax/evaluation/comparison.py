@@ -20,7 +20,6 @@ from fusion_jax.evaluation.significance import (
   Map,
   Statistics,
   score_of,
-  statistics_of,
 )
 from fusion_jax.metrics import metrics_for, signature_of
 from fusion_jax.tables import Format, markdown_name, table
@@ -46,13 +45,7 @@ def compare(
   texts: Texts, arguments: argparse.Namespace, run: Map = map
 ) -> dict[str, Any]:
   """Compute scores, tests, buckets and examples as the flags say."""
-  outputs = [text.lines for files in texts.systems.values() for text in files]
-  references = [text.lines for text in texts.references]
-  statistics = iter(statistics_of(outputs, references, texts.target_words, run))
-  counted = {
-    name: list(itertools.islice(statistics, len(files)))
-    for name, files in texts.systems.items()
-  }
+  counted = buckets.counted(texts, run)
   metrics = metrics_for(texts.target_words)
   baseline, *others = counted
   return {
@@ -73,7 +66,7 @@ def compare(
       if text.run
     },
     'signatures': {
-      name: signature_of(metric, len(references)).format()
+      name: signature_of(metric, len(texts.references)).format()
       for name, metric in metrics.items()
     },
     'seeds': {name: _seeds(name, counted) for name in metrics},
@@ -265,8 +258,7 @@ def draw(numbers: Numbers) -> figures.Figure:
   if tested:
     _draw_differences(axes[0], numbers)
   drawn = [
-    buckets.Drawn(rows, 'words of the source (lines)', 'BLEU', _TITLES[kind])
-    for kind, rows in lengths.items()
+    buckets.by_length(rows, _TITLES[kind]) for kind, rows in lengths.items()
   ]
   drawn.append(buckets.by_frequency(numbers['frequencies']['buckets']))
   buckets.draw(figure, axes[tested:], drawn)

@@ -62,7 +62,7 @@ def hop_scores(
   """
   positions = z.reshape(-1, z.shape[-1])
   second = second.astype(z.dtype)
-  # All hops of one W1, or the hop of each.
+  # The columns of W2 that belong to each W1.
   columns = jnp.split(second, len(firsts), 1)
   scores = [
     jnp.matmul(

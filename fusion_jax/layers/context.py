@@ -114,7 +114,8 @@ def append(cache: Cache, new: Cache, position: Int[Array, '']) -> Cache:
   """Write keys, and any values, into a cache from a position on."""
 
   def write(old: Array, one: Array, axis: int) -> Array:
-    if len(old) == 1:  # Else XLA's CPU backend writes it twice.
+    # XLA's CPU backend would write a cache with a leading axis of 1 twice.
+    if len(old) == 1:
       return write(old[0], one[0], axis)[None]
     axis += old.ndim
     return jax.lax.dynamic_update_slice_in_dim(

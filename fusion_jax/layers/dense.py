@@ -93,7 +93,7 @@ class Dense(nn.Module):
   use_bias: bool
   kernel_start: Initializer | None = None
   bias_start: Initializer | None = None
-  # Whether the kernel may be of int8 or bfloat16; see `narrow`.
+  # Whether the kernel may be of int8 or bfloat16; see `runs.precision`.
   narrows: ClassVar[bool] = True
 
   @nn.compact

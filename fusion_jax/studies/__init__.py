@@ -29,9 +29,6 @@ def study(
 
   read, folder = plan.read(Path(file).absolute()), Folder(Path(workdir))
   team = workers.Workers(read, folder, workers.Sharing(jobs))
-  try:
-    team.carry_out(lambda run: page.write(read, folder))
-  finally:
-    team.stop()
+  team.carry_out(lambda run: page.write(read, folder))
   page.write(read, folder)
   return [row.record for row in statistics.rows(read, folder)]

@@ -100,21 +100,17 @@ def main(argv: list[str]) -> int:
   sharing = workers.Sharing(arguments.jobs, part, parts)
   team = workers.Workers(study, folder, sharing)
   signal.signal(signal.SIGTERM, lambda *_: team.stop())
-  try:
-    if arguments.plan:
-      team.time()
-      print(report.plan_table(study, folder))
-      return 0
-    team.carry_out(lambda run: page.write(study, folder))
-  except KeyboardInterrupt:
-    team.stop()
-    raise
+  if arguments.plan:
+    team.time()
+    print(report.plan_table(study, folder))
+    return 0
+  team.carry_out(lambda run: page.write(study, folder))
   print(page.write(study, folder))
+  if team.stopped.is_set():
+    raise SystemExit(75)
   failed = [run.name for run in study.runs if folder.failure(run)]
   if failed:
     raise CheckFailed(f'{len(failed)} runs failed, the first: {failed[0]}')
-  if team.stopped.is_set():
-    raise SystemExit(75)
   return 0
 
 

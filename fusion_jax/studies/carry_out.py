@@ -109,12 +109,12 @@ def resolved(run: Run, study: Study, folder: Folder) -> ExperimentConfig:
 def carry_out(run: Run, study: Study, folder: Folder) -> None:
   """Do what is left of a run: train, translate, score; write its result."""
   import fusion_jax
+  from fusion_jax.training import loop
 
   config, place = resolved(run, study, folder), folder.of(run)
-  fusion_jax.train(config, place / 'run')
+  if code := loop.run(config, place / 'run'):
+    raise SystemExit(code)  # It was stopped, and has saved.
   numbers = _of_training(config, place / 'run')
-  if numbers['updates'] != config.training.steps:
-    raise SystemExit(75)  # It was stopped, and has saved.
   if not run.choice:
     average = study.file.average
     model = fusion_jax.load(place / 'run', step='last', average=average)

@@ -13,7 +13,6 @@ import jinja2
 from fusion_jax import figures
 from fusion_jax.data.corpora import open_corpus
 from fusion_jax.evaluation import TextFile, Texts, buckets
-from fusion_jax.evaluation.significance import statistics_of
 from fusion_jax.files import write_whole
 from fusion_jax.studies import statistics as numbers
 from fusion_jax.studies.carry_out import Folder
@@ -162,9 +161,8 @@ def _pictures(
       pictures[metric.name] = forest(metric)
   done = [row for row in rows if row.result]
   for test in study.tests if done else ():
-    pictures[f'lengths and frequencies, {test}'] = _buckets(
-      study, done, test, folder
-    )
+    name = f'{test}: means over the finished seeds'
+    pictures[name] = _buckets(study, done, test, folder)
   return {name: _svg(figure) for name, figure in pictures.items()}
 
 
@@ -226,24 +224,18 @@ def _buckets(
   """Draw BLEU by source length and F1 by frequency, means over the seeds."""
   texts = _texts(study, done, test, folder)
   lengths = buckets.line_lengths(texts.source.lines, texts.languages[0])
-  references = [text.lines for text in texts.references]
-  counted = {
-    name: statistics_of(
-      [text.lines for text in files],
-      references,
-      texts.target_words,
-      names=['BLEU'],
-    )
-    for name, files in texts.systems.items()
-  }
   bounds = buckets.quantile_bounds(lengths, _BUCKETS)
   rows = buckets.bleu_by_length(
-    lengths, buckets.buckets_between(bounds), counted
+    lengths,
+    buckets.buckets_between(bounds),
+    buckets.counted(texts, names=['BLEU']),
   )
-  figure, axes = figures.panels(2, 2, (6.0, 3.6))
-  by_length = 'words of the source (lines)', 'BLEU', 'by source length'
   frequencies = buckets.f1_of_texts(texts)['buckets']
-  drawn = buckets.Drawn(rows, *by_length), buckets.by_frequency(frequencies)
+  drawn = [
+    buckets.by_length(rows, 'by source length, as many lines each'),
+    buckets.by_frequency(frequencies),
+  ]
+  figure, axes = figures.panels(2, 2, (6.0, 3.6))
   buckets.draw(figure, axes, drawn)
   return figure
 

@@ -61,28 +61,37 @@ class Workers:
     for place in range(sharing.jobs):
       self._places.put(place)
     self._processes: set[subprocess.Popen] = set()
-    self.stopped = threading.Event()
+    self.stopped, self._stopping = threading.Event(), threading.RLock()
 
   def carry_out(self, on_result: Callable[[Run], object]) -> None:
     """Carry out this command's runs and what they need; all are tried once."""
-    left = self._mine()
     with concurrent.futures.ThreadPoolExecutor(self._sharing.jobs) as pool:
-      running: dict[concurrent.futures.Future, Run] = {}
-      while (left or running) and not self.stopped.is_set():
-        for run in [run for run in left if self._is_ready(run)]:
-          left.remove(run)
-          if not self._folder.is_finished(run):
-            running[pool.submit(self._work, run)] = run
-        waits = not any(map(self._is_ready, left))
-        if not running and waits and self._is_hopeless(left):
-          break
-        done, _ = concurrent.futures.wait(running, timeout=_LOOK)
-        for future in done:
-          run = running.pop(future)
-          if future.result() == BUSY:
-            left.append(run)
-            self.stopped.wait(_LOOK)
-          on_result(run)
+      try:
+        self._carry_out(pool, on_result)
+      except BaseException:
+        self.stop()  # Else the pool would wait for what it has not begun.
+        raise
+
+  def _carry_out(
+    self, pool: concurrent.futures.Executor, on_result: Callable[[Run], object]
+  ) -> None:
+    left = self._mine()
+    running: dict[concurrent.futures.Future, Run] = {}
+    while (left or running) and not self.stopped.is_set():
+      for run in [run for run in left if self._is_ready(run)]:
+        left.remove(run)
+        if not self._folder.is_finished(run):
+          running[pool.submit(self._work, run)] = run
+      waits = not any(map(self._is_ready, left))
+      if not running and waits and self._is_hopeless(left):
+        break
+      done, _ = concurrent.futures.wait(running, timeout=_LOOK)
+      for future in done:
+        run = running.pop(future)
+        if future.result() == BUSY:
+          left.append(run)
+          self.stopped.wait(_LOOK)
+        on_result(run)
 
   def time(self) -> None:
     """Do a few updates, unless a finished run tells how long they take."""
@@ -91,9 +100,11 @@ class Workers:
       self._work(self._study.timing)
 
   def stop(self) -> None:
-    """Ask all processes to save and end."""
-    self.stopped.set()
-    for process in list(self._processes):
+    """Ask all processes to save and end, and begin no other; asks once."""
+    with self._stopping:
+      is_first = not self.stopped.is_set()
+      self.stopped.set()
+    for process in list(self._processes) if is_first else ():
       process.terminate()
 
   def _mine(self) -> list[Run]:
@@ -143,18 +154,21 @@ class Workers:
     command = [*COMMAND, str(self._study.path), *flags]
     # A session of its own: an interruption of the study is not one of the run,
     # which `stop` asks to save.
-    with subprocess.Popen(
-      command,
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=log,
-      env=os.environ | self._devices(place),
-      start_new_session=True,
-    ) as process:
+    with self._stopping:
+      if self.stopped.is_set():
+        return _STOPPED[0]
+      process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=os.environ | self._devices(place),
+        start_new_session=True,
+      )
       self._processes.add(process)
-      logger.info('%s begins', run.name)
-      code = process.wait()
-      self._processes.discard(process)
+    logger.info('%s begins', run.name)
+    code = process.wait()
+    self._processes.discard(process)
     logger.info('%s ends with exit code %d', run.name, code)
     return code
 

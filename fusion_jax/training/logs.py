@@ -14,6 +14,7 @@ import datetime
 import json
 import logging
 import math
+import re
 import resource
 import secrets
 import socket
@@ -50,6 +51,9 @@ from fusion_jax.training.telemetry import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+_STATUS = Path('/proc/self/status')
 
 
 class Clock:
@@ -197,11 +201,14 @@ def record(content: bytes) -> bytes:
 
 
 def _peak_memory() -> int:
-  """Return the most bytes of a device; of a CPU those of the process."""
+  """Return the peak memory in bytes: of the first device, or of the process."""
   if statistics := jax.local_devices()[0].memory_stats():
     return statistics['peak_bytes_in_use']
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return peak if sys.platform == 'darwin' else 1_024 * peak
+  if sys.platform == 'darwin':
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # Linux counts in ru_maxrss what the parent had when it began this process.
+  (peak,) = re.findall(r'VmHWM:\s+(\d+) kB', _STATUS.read_text())
+  return 1_024 * int(peak)
 
 
 class Reports:

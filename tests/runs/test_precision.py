@@ -9,7 +9,7 @@ import pytest
 from cases import CASES, parameters
 from copying import LINES, make_tokenizer, random_run
 
-from fusion_jax.config import DecodingConfig, ModelConfig
+from fusion_jax.config import PRESETS, DecodingConfig, ModelConfig, SideConfig
 from fusion_jax.decoding.certify import certify
 from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.models.transformer import Transformer, initial_parameters
@@ -63,6 +63,14 @@ def test_translations_do_not_depend_on_their_batch():
   lines = [(n, line) for n, line in enumerate(LINES, 1) if line.strip()]
   certificate = certify(run, options, lines, 2)
   assert not certificate.fault
+
+
+def test_the_scorer_of_hops_is_narrow():
+  config = dataclasses.replace(PRESETS['tiny'], encoder=SideConfig('hops'))
+  model = Transformer(config, 40, 40, 2)
+  narrow = precision.narrow(model, initial_parameters(model, 0), 'int8')
+  scorer = narrow['encoder']['read_out']['scorer_hidden']['kernel']
+  assert scorer['int8'].dtype == jnp.int8
 
 
 @pytest.mark.parametrize('faster', [True, False])

@@ -97,7 +97,12 @@ def test_runs_that_no_other_starts_from_lose_their_checkpoints(made):
 def test_the_page_has_all_contestants_and_reasons(made):
   _, folder, _ = made
   page = (folder.workdir / 'study.html').read_text('utf-8')
-  for words in ('broken has as many parameters as fused', 'vocabulary', '<svg'):
+  for words in (
+    'broken has as many parameters as fused',
+    'vocabulary',
+    '<svg',
+    'by frequency of the target word',
+  ):
     assert words in page
   with (folder.workdir / 'study.csv').open() as file:
     rows = list(csv.DictReader(file))

@@ -140,6 +140,20 @@ team.carry_out(lambda run: None)
   assert sorted(_done(tmp_path)) == sorted(run.name for run in study.runs)
 
 
+def test_a_team_that_is_stopped_begins_nothing(tmp_path, study, team):
+  ours = team()
+  ours.carry_out(lambda run: ours.stop())
+  assert len(_done(tmp_path)) == 1
+  with pytest.raises(KeyboardInterrupt):
+    team().carry_out(_interrupt)
+  assert len(_done(tmp_path)) == 2
+  assert not any(map(Folder(tmp_path / 'work').failure, study.runs))
+
+
+def _interrupt(run):
+  raise KeyboardInterrupt
+
+
 def test_a_worker_ends_with_the_command_that_began_it():
   worker = """
 import os, time

@@ -292,8 +292,8 @@ def _speed(run: RunReport) -> str:
 
 
 def _memory(run: RunReport) -> str:
-  bytes_used = run.last.get('peak_memory')
-  return f'{bytes_used / 1e6:,.0f} MB' if bytes_used else 'not recorded'
+  logged = list(filter(None, run.curves['train'].get('peak_memory', [])))
+  return f'{max(logged) / 1e6:,.0f} MB' if logged else 'not recorded'
 
 
 def _value(value: Any) -> str:
