@@ -83,9 +83,14 @@ class Folder:
     )
 
 
+def shown(test: str) -> str:
+  """Return the name of a test set without its language and ending."""
+  return test.split('.{lang}')[0]
+
+
 def file_name(test: str) -> str:
   """Return the name of a test set's files."""
-  return ''.join(x if x.isalnum() else '_' for x in test.split('.{lang}')[0])
+  return ''.join(x if x.isalnum() else '_' for x in shown(test))
 
 
 def resolved(run: Run, study: Study, folder: Folder) -> ExperimentConfig:

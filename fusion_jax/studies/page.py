@@ -15,7 +15,7 @@ from fusion_jax.data.corpora import open_corpus
 from fusion_jax.evaluation import TextFile, Texts, buckets
 from fusion_jax.files import write_whole
 from fusion_jax.studies import statistics as numbers
-from fusion_jax.studies.carry_out import Folder
+from fusion_jax.studies.carry_out import Folder, shown
 from fusion_jax.studies.plan import Study, deviations
 from fusion_jax.studies.statistics import Metric, Row
 from fusion_jax.tables import Format, table
@@ -33,6 +33,10 @@ def write(study: Study, folder: Folder) -> Path:
   rows = numbers.rows(study, folder)
   metrics = numbers.metrics(study, [row for row in rows if row.result])
   header, lines = summary(study, rows, metrics)
+  tests = tuple(f', {shown(test)}' for test in study.tests)
+  # Of several test sets the page first shows the mean.
+  several = len(tests) > 1
+  means = [x for x in metrics if not (several and x.name.endswith(tests))]
   for suffix, form in _FORMS.items():
     text = table(form, header, lines, numeric=True)
     write_whole(folder.workdir / f'study.{suffix}', f'{text}\n'.encode())
@@ -42,8 +46,7 @@ def write(study: Study, folder: Folder) -> Path:
   html = _template().render(
     study=study,
     rows=rows,
-    header=header,
-    lines=lines,
+    summary=summary(study, rows, means),
     metrics=metrics,
     tests=[_tests_table(metric) for metric in metrics],
     needed=[_needed(study, metric) for metric in metrics],
@@ -62,17 +65,18 @@ def summary(
   study: Study, rows: Sequence[Row], metrics: Sequence[Metric]
 ) -> tuple[list[str], list[list[str]]]:
   """Return the table of all contestants: scores, differences and costs."""
-  header = ['contestant', 'seeds', 'parameters', 'multiply-adds', 'updates']
-  header += ['s an update', 'memory, MB', 'lines/s']
+  header = ['contestant', 'seeds']
   for metric in metrics:
     header += [metric.name, 'difference', 'p', 'p, Holm']
+  header += ['parameters', 'multiply-adds', 'updates', 's an update']
+  header += ['memory, MB', 'lines/s']
   lines = []
   for name in study.file.contestants:
     done = [x.result for x in rows if x.run.contestant == name and x.result]
-    line = [f'`{name}`', str(len(done)), *_costs(done)]
+    line = [f'`{name}`', str(len(done))]
     for metric in metrics:
       line += cells(metric, name)
-    lines.append(line)
+    lines.append(line + _costs(done))
   return header, lines
 
 
@@ -161,7 +165,7 @@ def _pictures(
       pictures[metric.name] = forest(metric)
   done = [row for row in rows if row.result]
   for test in study.tests if done else ():
-    name = f'{test}: means over the finished seeds'
+    name = f'{shown(test)}: means over the finished seeds'
     pictures[name] = _buckets(study, done, test, folder)
   return {name: _svg(figure) for name, figure in pictures.items()}
 
@@ -235,7 +239,7 @@ def _buckets(
     buckets.by_length(rows, 'by source length, as many lines each'),
     buckets.by_frequency(frequencies),
   ]
-  figure, axes = figures.panels(2, 2, (6.0, 3.6))
+  figure, axes = figures.panels(2, 1, (6.4, 3.4))
   buckets.draw(figure, axes, drawn)
   return figure
 

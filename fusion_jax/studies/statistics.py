@@ -16,7 +16,7 @@ from fusion_jax.evaluation.significance import (
   welch,
 )
 from fusion_jax.metrics import words_of
-from fusion_jax.studies.carry_out import Folder, file_name
+from fusion_jax.studies.carry_out import Folder, file_name, shown
 from fusion_jax.studies.plan import Run, Study
 
 # Of the bootstrap.
@@ -147,7 +147,8 @@ def compared(
     if len(tests) > 1:
       measured.append(metric(f'{name}, mean', _mean_of(key)))
     measured += [
-      metric(f'{name}, {test}', _of('tests', test, key)) for test in tests
+      metric(f'{name}, {shown(test)}', _of('tests', test, key))
+      for test in tests
     ]
   return measured
 
