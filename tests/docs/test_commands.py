@@ -73,7 +73,7 @@ def parse(monkeypatch):
 def test_programs_take_the_commands(page, parse):
   for command in commands((ROOT / page).read_text('utf-8'), 'fusion-jax'):
     name, *flags = words = _words(command)
-    if name == '--version' or (name in COMMANDS and not flags):
+    if name in ('--version', '--help') or (name in COMMANDS and not flags):
       continue  # A mention of the command.
     assert name in COMMANDS, f'no command {name}'
     parse(main, words)
