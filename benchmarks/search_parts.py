@@ -1,10 +1,10 @@
-"""Where the time of a search goes: products, norms, top-k, dispatch.
+"""Where the time of a search goes: products, norms, top-k and others.
 
     python -m benchmarks.search_parts --size=base
 
 Profiles a search of each task of decode_throughput, and prints microseconds
 for each step of the decoder. `between` is the time in which no instruction
-runs: that of their dispatch.
+runs.
 """
 
 import re

@@ -338,8 +338,7 @@ def add_precision_flag(
     '--precision',
     choices=('float32', 'bfloat16', 'int8'),
     default='float32',
-    help='of the operands of products, where that is faster; int8 serves '
-    'single lines best, bfloat16 large batches; default: float32',
+    help='of the operands of products, where that is faster; default: float32',
   )
 
 

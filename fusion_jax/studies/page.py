@@ -45,6 +45,7 @@ def write(study: Study, folder: Folder) -> Path:
   page = folder.workdir / 'study.html'
   html = _template().render(
     study=study,
+    shown=shown,
     rows=rows,
     summary=summary(study, rows, means),
     metrics=metrics,

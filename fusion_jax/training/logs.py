@@ -52,7 +52,6 @@ from fusion_jax.training.telemetry import (
 
 logger = logging.getLogger(__name__)
 
-
 _STATUS = Path('/proc/self/status')
 
 
