@@ -71,7 +71,9 @@ def test_a_process_that_dies_is_told(act, message):
 
 
 SCRIPT = f"""
-import itertools, operator, sys
+import itertools, operator, signal, sys
+# A shell's background job ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print('started', flush=True)
 from fusion_jax import errors
 from fusion_jax.data.workers import Workers
