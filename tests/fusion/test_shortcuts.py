@@ -54,13 +54,14 @@ def _initial_parameters(module, layers):
 
 
 def test_gates_are_float32_and_exact_where_they_are_closed_or_open():
-  shortcut, hidden = jnp.bfloat16([[0.1, 7.0]]), jnp.bfloat16([[3.0, -1e4]])
-  gates = gate(shortcut, hidden, jnp.float32([-1e4, 2e4]))
+  # hidden + r * (shortcut - hidden) would lose the small value beside the large.
+  shortcut, hidden = jnp.bfloat16([[7.0, 0.5]]), jnp.bfloat16([[3.0, -1e8]])
+  gates = gate(shortcut, hidden, jnp.float32([-1e4, 2e8]))
   assert gates.dtype == jnp.float32
   np.testing.assert_array_equal(gates, [[0, 1]])
   mixed = fuse(gates, shortcut, hidden)
   assert mixed.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(mixed, [[3, 7]])
+  np.testing.assert_array_equal(mixed, [[3, 0.5]])
 
 
 def test_gate_biases_fill_their_range():
