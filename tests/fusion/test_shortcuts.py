@@ -54,7 +54,7 @@ def _initial_parameters(module, layers):
 
 
 def test_gates_are_float32_and_exact_where_they_are_closed_or_open():
-  # hidden + r * (shortcut - hidden) would lose the small value beside the large.
+  # hidden + r * (shortcut - hidden) would lose 0.5 beside the large number.
   shortcut, hidden = jnp.bfloat16([[7.0, 0.5]]), jnp.bfloat16([[3.0, -1e8]])
   gates = gate(shortcut, hidden, jnp.float32([-1e4, 2e8]))
   assert gates.dtype == jnp.float32
