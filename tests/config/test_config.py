@@ -41,18 +41,6 @@ def test_the_saved_form_reads_back(tmp_path):
   assert from_json(path) == config
 
 
-@pytest.mark.parametrize('other', [None, 3, 5])
-def test_another_format_is_refused_in_one_line(tmp_path, other):
-  path = tmp_path / 'config.json'
-  path.write_text(json.dumps({'format': other}))
-  with pytest.raises(InputError) as error:
-    from_json(path)
-  assert str(error.value) == (
-    f'{tmp_path} has the format {other}, and this fusion_jax reads format 4 '
-    'alone; use the version that wrote it'
-  )
-
-
 @pytest.mark.parametrize('row', _REFUSED, ids=lambda row: row['message'])
 def test_a_bad_value_is_one_line_with_its_field(row):
   with pytest.raises(InputError, match=row['message']) as error:

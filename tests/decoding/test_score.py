@@ -29,7 +29,6 @@ from fusion_jax.decoding.score import (
 )
 from fusion_jax.decoding.sentences import PairReader
 from fusion_jax.errors import InputError
-from fusion_jax.models.transformer import ModelOutput, OutputLayer
 from fusion_jax.search.hypotheses import LengthPenalty
 from fusion_jax.testing import assert_close
 
@@ -131,24 +130,6 @@ def test_probabilities_of_all_continuations_sum_to_one(tokenizer):
   found = token_log_probabilities(output, target, 'arithmetic')
   assert float(jnp.exp(found[:, 1]).sum()) == pytest.approx(1, rel=1e-5)
   np.testing.assert_allclose(found[:, 0], found[0, 0], rtol=1e-5)
-
-
-def test_a_mixture_by_hand():
-  # Logits are the features: two tokens, softmax by hand.
-  output = ModelOutput(
-    jnp.log(jnp.array([[[[0.25, 0.75]]], [[[0.5, 0.5]]]])),
-    OutputLayer(jnp.eye(2), None),
-    (),
-    (),
-    jnp.zeros((1, 1, 2)),
-    jnp.log(jnp.array([0.2, 0.8])),
-  )
-  target = jnp.array([[1]])
-  arithmetic = token_log_probabilities(output, target, 'arithmetic')
-  assert float(arithmetic[0, 0]) == pytest.approx(np.log(0.2 * 0.75 + 0.4))
-  geometric = token_log_probabilities(output, target, 'geometric')
-  expected = 0.2 * np.log(0.75) + 0.8 * np.log(0.5)
-  assert float(geometric[0, 0]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize('side', ['source', 'translation'])

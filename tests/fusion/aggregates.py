@@ -9,7 +9,6 @@ from flax import linen as nn
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.fusion.feed_forward import LayerEmbedding
 from fusion_jax.layers.context import Context
 
 WIDTH = 8
@@ -73,19 +72,3 @@ def run_fusion(module, params, layers, tokens=None, deterministic=True):
 
 def apply_fusion(module, params, layers, **options):
   return run_fusion(module, params, layers, **options)[0]
-
-
-def normalised(x):
-  x = np.asarray(x, np.float64)
-  return (x - x.mean(-1, keepdims=True)) / np.sqrt(
-    x.var(-1, keepdims=True) + 1e-6
-  )
-
-
-def position(*values):
-  """One position."""
-  return jnp.array(values, jnp.float32)[None, None]
-
-
-def with_table(kind, config, side='encoder'):
-  return kind(config, side, LayerEmbedding(config))

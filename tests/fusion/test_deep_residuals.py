@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import ATTENTION, CASES
+from drawn import PASS, drawn, normal
 from flax import linen as nn
-from references.parts import layer_norm
+from numpy_parts import layer_norm
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion import plugs
@@ -22,7 +23,6 @@ from fusion_jax.models.transformer import (
 )
 from fusion_jax.testing import TINY, assert_close
 
-_PASS = Context(causal_mask(1), deterministic=True)
 _SUBLAYERS = {'encoder': 2, 'decoder': 3}
 
 
@@ -45,8 +45,8 @@ class _Sublayers(nn.Module):
 
   def __call__(self, x):
     for number, residual in enumerate(self.residuals):
-      y = jnp.tanh((number + 1) * residual.before(x, _PASS)[0])
-      x = residual.after(x, y, _PASS)
+      y = jnp.tanh((number + 1) * residual.before(x, PASS)[0])
+      x = residual.after(x, y, PASS)
     return x
 
 
@@ -69,12 +69,8 @@ def _reference(residual, side, norms, x):
 @pytest.mark.parametrize('residual', ['plain', 'b2t', 'deepnorm'])
 def test_against_its_equations(residual, side):
   module = _Sublayers(_config(residual), side)
-  random = np.random.default_rng(0)
-  x = jnp.float32(random.normal(size=(2, 3, 8)))
-  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
-  parameters = jax.tree.map(
-    lambda leaf: jnp.float32(random.normal(size=leaf.shape)), shapes
-  )['params']
+  x = normal(2, 3, 8)
+  parameters = drawn(module.init, x, scale=1.0)
   got = module.apply({'params': parameters}, x)
   p, x = jax.tree.map(np.float64, (parameters, x))
   norms = [p[f'residuals_{number}']['norm'] for number in range(len(p))]

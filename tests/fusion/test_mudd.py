@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from connections import (
-  CONTEXT,
   WIDTH,
   applied,
   connection_config,
@@ -15,21 +14,13 @@ from connections import (
   run,
   stand_in_layer,
 )
-from flax import linen as nn
-from references.parts import dense, layer_norm
+from numpy_parts import dense, layer_norm
 from scipy.special import erf
 
 from fusion_jax.config import ModelConfig
 from fusion_jax.config.fusion import SideConfig
-from fusion_jax.fusion.inputs import StreamAttention
 from fusion_jax.fusion.mudd import Mudd
-from fusion_jax.layers.attention import (
-  LayerInput,
-  MultiHeadAttention,
-  key_value,
-  padding_mask,
-  residual_of,
-)
+from fusion_jax.layers.attention import LayerInput, key_value, padding_mask
 from fusion_jax.models.stack import StackOutput
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.testing import assert_close, drawn_parameters
@@ -138,29 +129,6 @@ def test_cross_attention_projects_the_sums_of_keys_and_of_values():
     keys = dense(attention['key'], read[0])
     values = dense(attention['value'], read[1])
     assert_close(own, key_value(keys, values, config.heads))
-
-
-def test_equal_streams_with_equal_norms_are_plain_attention():
-  config, x = _config(), normal()
-  plain = MultiHeadAttention(config)
-
-  def attend(module, x):
-    h = residual_of(x)
-    return module.attend(x, h, (), CONTEXT)
-
-  trained = nn.unbox(plain.init(jax.random.key(0), x, method=attend))['params']
-  norm = {'scale': jnp.full(WIDTH, 1.5), 'bias': jnp.full(WIDTH, 0.25)}
-  streams = StreamAttention(config)
-  started = streams.from_plain(trained, trained, {'norm': norm})
-  h = jnp.float32(layer_norm(np.float64(x), norm, config.norm_epsilon))
-
-  def of_streams(module, x):
-    return module.attend(LayerInput(x, x, x, x), h, (), CONTEXT)
-
-  assert_close(
-    streams.apply({'params': started}, x, method=of_streams),
-    plain.apply({'params': trained}, h, method=attend),
-  )
 
 
 def test_the_sum_of_the_residual_moves_at_the_first_step():

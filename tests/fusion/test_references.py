@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from cases import reading, without_unread
 from flax import linen as nn
+from numpy_parts import layer_norm, log_softmax
 from references import baselines, dou2018, dou2019, emelin2019, wang2018
 from references import yang2022 as yang
-from references.parts import layer_norm, log_softmax
 
 from fusion_jax.config import ModelConfig, SideConfig
 from fusion_jax.data.batching import Batch
@@ -342,6 +342,7 @@ _CONNECTIONS = [
     {'start': 'top', **_AVERAGES},
     norm='pre',
   ),
+  *_cases('dlcl', _dlcl, {'start': 'one'}, norm='rezero'),
   *(
     _Case('dlcl', _dlcl, 'decoder', 6, options, norm)
     for norm in ('pre', 'post')
@@ -403,26 +404,30 @@ def _check_attention(module, below, h, side, reference):
 
 
 @pytest.mark.parametrize(
-  ('side', 'index', 'read'),
+  ('side', 'index', 'read', 'residual', 'norm'),
   [
-    ('decoder', 1, 2),
-    ('encoder', 2, 2),
-    ('encoder', 3, 2),
-    ('decoder', 3, 3),
-    ('decoder', 6, 3),
+    ('decoder', 1, 2, 'all', 'post'),
+    ('encoder', 2, 2, 'all', 'post'),
+    ('encoder', 3, 2, 'top', 'post'),
+    ('decoder', 3, 3, 'all', 'post'),
+    ('decoder', 6, 3, 'all', 'post'),
+    ('encoder', 4, 3, 'top', 'pre'),
   ],
 )
-def test_multi_layer_attention(side, index, read):
-  config = _model_config(side, 6, 'multi_layer', {'layers': read})
+def test_multi_layer_attention(side, index, read, residual, norm):
+  options = {'layers': read, 'residual': residual}
+  config = _model_config(side, 6, 'multi_layer', options, norm)
   below = _random_layers(index)
-  options = config.side(side).attention_options
+  h, options = 0.3 * below[-1], config.side(side).attention_options
   _check_attention(
     MultiLayerAttention(config, side=side, index=index),
     below,
-    below[-1],
+    h,
     side,
     lambda p: (
-      dou2018.multi_layer_attention(p, below, options, _mask(side), _HEADS),
+      dou2018.multi_layer_attention(
+        *(p, below, h, options, _mask(side), _HEADS), input_norm=norm == 'pre'
+      ),
       below[-1],
     ),
   )

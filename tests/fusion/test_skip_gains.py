@@ -1,22 +1,20 @@
 """Skip gains against their equation, in NumPy."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
-from references.parts import layer_norm
+from drawn import PASS, drawn, normal
+from numpy_parts import layer_norm
 
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.residuals import GainResidual
-from fusion_jax.layers.attention import causal_mask
-from fusion_jax.layers.context import Context
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import TINY, assert_close
 
-_CONTEXT = Context(causal_mask(3), True)
 _NORMS = 'pre', 'post', 'rezero'
 
 
@@ -24,40 +22,22 @@ def _config(norm, **fields):
   return dataclasses.replace(TINY, norm=norm, **fields)
 
 
-def _normal(seed=0):
-  return jnp.float32(np.random.default_rng(seed).normal(size=(2, 3, 8)))
-
-
 def _around(module, x, scale=None):
   """The residual around a sublayer that squares its input."""
-  h, kept = module.before(x, _CONTEXT)
-  return module.after(x, h**2, _CONTEXT, kept, scale)
+  h, kept = module.before(x, PASS)
+  return module.after(x, h**2, PASS, kept, scale)
 
 
 def _scale(norm):
   return jnp.float32(0.75) if norm == 'rezero' else None
 
 
-def _apply(module, parameters, x):
-  scale = _scale(module.config.norm)
-  return module.apply({'params': parameters}, x, scale, method=_around)
-
-
-def _drawn(norm):
-  x = _normal()
-  module = GainResidual(_config(norm))
-  variables = module.init(jax.random.key(0), x, _scale(norm), method=_around)
-  random = np.random.default_rng(1)
-  return module, jax.tree.map(
-    lambda leaf: jnp.float32(random.normal(1, 0.5, leaf.shape)),
-    nn.unbox(variables)['params'],
-  )
-
-
 @pytest.mark.parametrize('norm', _NORMS)
 def test_against_its_equation(norm):
-  module, parameters = _drawn(norm)
-  exact, x = jax.tree.map(np.float64, parameters), np.float64(_normal())
+  module, own = GainResidual(_config(norm)), normal(2, 3, 8)
+  init = functools.partial(module.init, method=_around)
+  parameters = drawn(init, own, _scale(norm), mean=1.0)
+  exact, x = jax.tree.map(np.float64, (parameters, own))
   gain = exact['skip_gain']
 
   def normed(x):
@@ -68,7 +48,10 @@ def test_against_its_equation(norm):
     'post': lambda: normed(gain * x + x**2),
     'rezero': lambda: gain * x + 0.75 * x**2,
   }[norm]()
-  assert_close(_apply(module, parameters, _normal()), expected, units=64)
+  found = module.apply(
+    {'params': parameters}, own, _scale(norm), method=_around
+  )
+  assert_close(found, expected)
 
 
 def test_bfloat16_keeps_the_gain_in_float32():

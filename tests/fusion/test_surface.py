@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from references.parts import attend, dense, log_softmax, sigmoid
+from numpy_parts import attend, dense, log_softmax, sigmoid
 
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.data.batching import Batch
@@ -17,7 +17,6 @@ from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.surface import SurfacePrediction, gated_log_weights
 from fusion_jax.layers.attention import padding_mask
 from fusion_jax.layers.context import AblationMasks, Context, with_masks
-from fusion_jax.models.losses import cross_entropy
 from fusion_jax.models.transformer import (
   OutputLayer,
   Transformer,
@@ -142,20 +141,6 @@ def test_the_formula_position_by_position(options, bias):
   np.testing.assert_allclose(
     case.log_probabilities(chosen.combine), expected, rtol=1e-5, atol=1e-5
   )
-
-
-def test_the_hard_loss_is_the_weighted_sum_of_both():
-  case = _Case(weight=0.7)
-  features, log_weights = case()
-  lengths = jnp.array([3, 2])
-  of_both = cross_entropy(
-    features, case.output, _TARGET, lengths, 0.1, 3, log_weights, 'geometric'
-  )
-  own, source = (
-    cross_entropy(one, case.output, _TARGET, lengths, 0.1, 3).loss
-    for one in features
-  )
-  assert_close(of_both.loss, 0.7 * own + 0.3 * source)
 
 
 @pytest.mark.parametrize('kind', ['hard', 'soft', 'learned'])

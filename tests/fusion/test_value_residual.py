@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from drawn import drawn, normal
 from flax import linen as nn
-from references.parts import attend, dense
+from numpy_parts import attend, dense
 
 from fusion_jax.config.fusion import SideConfig
 from fusion_jax.fusion.value_residual import (

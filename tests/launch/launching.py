@@ -1,5 +1,6 @@
 """The files of launch/, with the settings of a test, and stand-ins to call."""
 
+import ast
 import re
 import stat
 import sys
@@ -39,6 +40,13 @@ def program(path: Path, text: str) -> Path:
   path.write_text(text)
   path.chmod(path.stat().st_mode | stat.S_IXUSR)
   return path
+
+
+def calls(path: Path) -> list[list[str]]:
+  """The arguments of each call of a stand-in."""
+  path = path.with_name(f'{path.name}.calls')
+  lines = path.read_text().splitlines() if path.exists() else []
+  return [ast.literal_eval(line) for line in lines]
 
 
 def stand_in(folder: Path, name: str, lines: Sequence[str]) -> Path:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import program, stand_in, with_settings
+from launching import calls, program, stand_in, with_settings
 
 _SETTINGS = """
 name=mine
@@ -62,9 +62,7 @@ class _Project:
 
   def calls(self) -> list[list[str]]:
     """The arguments of each call of gcloud."""
-    path = self._folder / 'gcloud.calls'
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [ast.literal_eval(line) for line in lines]
+    return calls(self._folder / 'gcloud')
 
 
 def _running(pid: int) -> bool:

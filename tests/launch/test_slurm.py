@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import ROOT, stand_in, with_settings
+from launching import ROOT, calls, stand_in, with_settings
 from tiny_run import TINY
 
 pytestmark = pytest.mark.extended
@@ -111,9 +111,7 @@ class _Cluster:
 
   def calls(self, name: str) -> list[list[str]]:
     """The arguments of each call of one of SLURM's programs."""
-    path = self._folder / f'{name}.calls'
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [ast.literal_eval(line) for line in lines]
+    return calls(self._folder / name)
 
   def steps(self) -> list[int]:
     """The steps that the run has logged."""

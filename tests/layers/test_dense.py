@@ -9,7 +9,7 @@ import pytest
 from fusion_jax.config import ModelConfig
 from fusion_jax.layers.attention import causal_mask
 from fusion_jax.layers.context import Context
-from fusion_jax.layers.dense import Dense, FeedForward
+from fusion_jax.layers.dense import Dense
 from fusion_jax.layers.residual import Residual
 
 _CONFIG = ModelConfig(width=4, filter=8, heads=2, dropout=0.0)
@@ -46,51 +46,6 @@ def test_initial_kernels_fill_their_range(initialization, limit):
     assert 0.95 * limit < np.abs(bias).max() <= limit
   else:
     assert not bias.any()
-
-
-def test_feed_forward_by_hand():
-  layer = FeedForward(
-    dataclasses.replace(
-      _CONFIG, width=1, filter=2, heads=1, positions='learned'
-    )
-  )
-  variables = {
-    'params': {
-      'hidden': {
-        'kernel': jnp.array([[1.0, -1.0]]),
-        'bias': jnp.array([0.5, 0.5]),
-      },
-      'out': {'kernel': jnp.array([[2.0], [3.0]]), 'bias': jnp.array([1.0])},
-    }
-  }
-  # x = 2: relu(2.5, -1.5) = (2.5, 0) -> 2 * 2.5 + 1 = 6.
-  # x = -1: relu(-0.5, 1.5) = (0, 1.5) -> 3 * 1.5 + 1 = 5.5.
-  y = layer.apply(variables, jnp.array([[2.0], [-1.0]]), True)
-  np.testing.assert_allclose(y, [[6.0], [5.5]])
-
-
-@pytest.mark.parametrize('norm', ['pre', 'post'])
-def test_residual_orders_norm_and_sum(norm):
-  residual = Residual(dataclasses.replace(_CONFIG, norm=norm))
-  x = jnp.array([[[1.0, 2.0, 3.0, 6.0]]])
-  variables = (
-    residual.init(jax.random.key(0), x, x, _PASS, method=residual.after)
-    if norm == 'post'
-    else residual.init(jax.random.key(0), x, _PASS, method=residual.before)
-  )
-
-  def normalised(v):
-    v = np.asarray(v)
-    return (v - v.mean()) / np.sqrt(v.var() + 1e-6)
-
-  h, _ = residual.apply(variables, x, _PASS, method=residual.before)
-  y = residual.apply(variables, x, 10 * h, _PASS, method=residual.after)
-  if norm == 'pre':
-    np.testing.assert_allclose(h, normalised(x), rtol=1e-5)
-    np.testing.assert_allclose(y, x + 10 * normalised(x), rtol=1e-5)
-  else:
-    np.testing.assert_array_equal(h, x)
-    np.testing.assert_allclose(y, normalised(11 * x), rtol=1e-5)
 
 
 def test_norm_statistics_are_float32_in_bfloat16():

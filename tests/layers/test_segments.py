@@ -31,15 +31,6 @@ def _segments(rows, size):
   )
 
 
-def test_positions_begin_anew_in_every_segment():
-  segments = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0], [0] * 8, [1] * 8])
-  assert segment_positions(segments).tolist() == [
-    [0, 1, 2, 0, 0, 1, 0, 0],
-    [0] * 8,
-    list(range(8)),
-  ]
-
-
 @settings(max_examples=20)
 @given(
   st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=2, max_size=2)

@@ -10,6 +10,7 @@ from fusion_jax.config import PRESETS
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Transformer, shift_right
 from fusion_jax.testing import assert_close, drawn_parameters
+from fusion_jax.training.warm_start import stacked
 
 _LAYERS = 2
 _TINY = dataclasses.replace(
@@ -57,22 +58,11 @@ def weights(parameters):
   return _seen(_model(), parameters)
 
 
-def _scanned(parameters):
-  """The parameters of a model that scans its layers."""
-
-  def stacked(stack):
-    layers = [stack[name] for name in sorted(stack)]
-    return {'layers': jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
-
-  stacks = {side: stacked(parameters[side]) for side in ('encoder', 'decoder')}
-  return parameters | stacks
-
-
 @pytest.mark.parametrize(
   ('scan', 'remat'), [(True, False), (True, True), (False, True)]
 )
 def test_layers_run_otherwise_give_the_same(parameters, weights, scan, remat):
-  own = _scanned(parameters) if scan else parameters
+  own = stacked(parameters) if scan else parameters
   found = _seen(_model(scan_layers=scan, remat=remat), own)
   assert_close(found, weights)
 
@@ -103,7 +93,7 @@ def test_nothing_is_kept_unless_it_is_asked_for(parameters):
 @pytest.mark.parametrize('scan', extended_but([False, True], [False]))
 def test_steps_of_decoding_give_those_of_the_pass(parameters, weights, scan):
   model, beam = _model(scan_layers=scan), 2
-  variables = {'params': _scanned(parameters) if scan else parameters}
+  variables = {'params': stacked(parameters) if scan else parameters}
   encoded = model.apply(variables, _SOURCE, _LENGTHS, method='encode')
   cache, memory = model.apply(
     variables, encoded, _LENGTHS, beam, 4, method='start_decoding'

@@ -1,7 +1,5 @@
 """The loss of groups, the mixture of GTRANS, against plain formulas."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,58 +45,10 @@ def _mixture_scores(log_weights, features, output, combine):
   return (psi * np.log(p)).sum(0)
 
 
-_jitted = jax.jit(cross_entropy, static_argnums=(4, 5, 7))
-
-
-def test_groups_by_hand():
-  # Logits +-(0, ln 3): p = (1/4, 3/4) and (3/4, 1/4); psi = (3/4, 1/4).
-  output = OutputLayer(jnp.array([[0.0], [math.log(3)]]), None)
-  features = jnp.array([1.0, -1.0]).reshape(2, 1, 1, 1) * jnp.ones((1, 2, 1))
-  log_weights = jnp.log(jnp.array([3 / 4, 1 / 4]))
-  targets, lengths = jnp.array([[1, 0]]), jnp.array([1])
-
-  def sums(combine):
-    return cross_entropy(
-      features, output, targets, lengths, 0.2, 0, log_weights, combine
-    )
-
-  more, less = -math.log(3 / 4), -math.log(1 / 4)
-  loss = 0.75 * (0.9 * more + 0.1 * less) + 0.25 * (0.9 * less + 0.1 * more)
-  for combine, negative in (
-    ('arithmetic', -math.log(10 / 16)),
-    ('geometric', 0.75 * more + 0.25 * less),
-  ):
-    assert float(sums(combine).loss) == pytest.approx(loss)
-    assert float(sums(combine).negative_log_likelihood) == pytest.approx(
-      negative
-    )
-    assert int(sums(combine).correct) == 1
-    assert int(sums(combine).tokens) == 1
-
-
-def test_the_mixture_decides_what_is_correct():
-  # psi is uniform. Means .4505, .175, .3745; geometric means .030, .122, .187.
-  p = jnp.array([[0.9, 0.05, 0.05], [0.001, 0.3, 0.699]])
-  output = OutputLayer(jnp.log(p).T, None)
-  features = jnp.eye(2)[:, None, None] * jnp.ones((1, 3, 1))
-  log_weights = jnp.log(jnp.array([0.5, 0.5]))
-  for combine, largest in (('arithmetic', 0), ('geometric', 2)):
-    for target in range(3):
-      sums = cross_entropy(
-        features,
-        output,
-        jnp.full((1, 3), target),
-        jnp.array([1]),
-        log_weights=log_weights,
-        combine=combine,
-      )
-      assert int(sums.correct) == (target == largest)
-
-
-@settings(max_examples=6)
+@settings(max_examples=8)
 @given(
   st.integers(0, 1000),
-  st.sampled_from([2, 3]),
+  st.sampled_from([1, 2, 3]),
   st.sampled_from([0.0, 0.1]),
   st.booleans(),
   st.sampled_from([0, 1, 12, 1000]),
@@ -193,98 +143,6 @@ def test_psi_of_every_token(combine, chunk):
   chosen = np.take_along_axis(scores, np.asarray(targets).reshape(-1, 1), 1)
   assert_close(sums.negative_log_likelihood, -chosen[keep].sum())
   assert int(sums.correct) == (chosen[:, 0] == scores.max(-1))[keep].sum()
-
-
-def test_groups_equal_finite_differences():
-  log_weights, case = _groups_case(
-    3, 2, rows=2, length=3, width=2, vocabulary=4
-  )
-  features, output, targets, lengths = case
-  lengths = jnp.array([3, 1])
-
-  def ours(log_weights, features, table, bias):
-    return cross_entropy(
-      features, OutputLayer(table, bias), targets, lengths, 0.1, 3, log_weights
-    ).loss
-
-  def plain(log_weights, features, table, bias):
-    logits = features @ table.T + bias
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    smoothed = 0.9 * np.eye(4)[np.asarray(targets)] + 0.1 / 4
-    keep = np.arange(3) < np.asarray(lengths)[:, None]
-    losses = -(smoothed * log_p).sum(-1)
-    return (np.exp(log_weights) * (losses * keep).sum((1, 2))).sum()
-
-  arguments = (log_weights, features, *output)
-  gradients = jax.grad(ours, range(4))(*arguments)
-  exact = [np.asarray(x, np.float64) for x in arguments]
-  for which, gradient in enumerate(gradients):
-    for index in np.ndindex(gradient.shape):
-      values = []
-      for step in (1e-6, -1e-6):
-        moved = [x.copy() for x in exact]
-        moved[which][index] += step
-        values.append(plain(*moved))
-      slope = (values[0] - values[1]) / 2e-6
-      assert float(gradient[index]) == pytest.approx(slope, rel=1e-4, abs=1e-5)
-
-
-def test_psi_moves_to_the_better_group():
-  # d loss / d w_k = psi_k (CE_k - sum_j psi_j CE_j) / temperature.
-  _, (features, output, targets, lengths) = _groups_case(4)
-
-  def loss(weights):
-    log_weights = jax.nn.log_softmax(weights / 2)
-    return cross_entropy(
-      features, output, targets, lengths, 0.1, 6, log_weights
-    ).loss
-
-  weights = jnp.array([0.5, -1.0, 2.0])
-  psi = np.asarray(jax.nn.softmax(weights / 2))
-  each = [float(plain_loss(x, output, targets, lengths, 0.1)) for x in features]
-  expected = psi * (each - psi @ each) / 2
-  np.testing.assert_allclose(jax.grad(loss)(weights), expected, rtol=1e-4)
-  # Nothing changes where all weights rise together.
-  assert_close(loss(weights + 3), loss(weights))
-
-
-@settings(max_examples=15)
-@given(st.integers(0, 10_000))
-def test_the_weighted_loss_bounds_that_of_the_mixture(seed):
-  log_weights, case = _groups_case(seed)
-  arithmetic, geometric = (
-    _jitted(*case, 0.0, 6, log_weights, combine)
-    for combine in ('arithmetic', 'geometric')
-  )
-  loss = float(arithmetic.loss)
-  assert float(arithmetic.negative_log_likelihood) <= loss * (1 + 1e-5)
-  assert_close(geometric.negative_log_likelihood, loss)
-
-
-@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
-def test_one_group_is_the_loss_without_groups(combine):
-  _, (features, *rest) = _groups_case(5, 1)
-
-  def of_one(features):
-    sums = cross_entropy(features, *rest, 0.1, 6, jnp.zeros(1), combine)
-    return sums.loss, sums
-
-  def alone(features):
-    sums = cross_entropy(features, *rest, 0.1, 6)
-    return sums.loss, sums
-
-  ours = jax.value_and_grad(of_one, has_aux=True)(features)
-  (value, sums), gradient = jax.value_and_grad(alone, has_aux=True)(features[0])
-  assert_close(ours, ((value, sums), gradient[None]), units=16)
-
-
-@pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])
-def test_equal_groups_are_one_group(combine):
-  log_weights, (features, *rest) = _groups_case(6)
-  equal = jnp.broadcast_to(features[:1], features.shape)
-  alone = cross_entropy(features[0], *rest, 0.1, 6)
-  together = cross_entropy(equal, *rest, 0.1, 6, log_weights, combine)
-  assert_close(together, alone)
 
 
 @pytest.mark.parametrize('combine', ['arithmetic', 'geometric'])

@@ -70,16 +70,6 @@ def test_value_and_gradients_equal_the_plain_formula(
   assert_close(gradient, gradient_expected)
 
 
-def test_a_mask_equals_removing_the_rows():
-  features, output, targets, _ = make_case(1)
-  lengths = jnp.array([6, 0, 6, 0])
-  masked = cross_entropy(features, output, targets, lengths, 0.1, 6)
-  removed = cross_entropy(
-    features[::2], output, targets[::2], lengths[::2], 0.1
-  )
-  assert_close(masked, removed)
-
-
 def test_large_logits_stay_finite():
   output = OutputLayer(jnp.array([[1e4], [-1e4], [0.0]]), None)
   features, targets = jnp.ones((1, 2, 1)), jnp.array([[0, 1]])

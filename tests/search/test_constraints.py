@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_jax.search.beam import LengthPenalty, beam_search
-from fusion_jax.search.constraints import Requirements, TokenRules, repeated
+from fusion_jax.search.constraints import Requirements, TokenRules
 
 START, END = 0, 1
 some = settings(max_examples=8)
@@ -146,26 +146,6 @@ def test_nothing_is_allowed():
   assert (
     _search(_logits(0), 4, rules=rules, requirements=_requirements(2)) == []
   )
-
-
-@some
-@given(
-  st.lists(st.integers(0, 2), min_size=1, max_size=9),
-  st.integers(1, 4),
-  st.integers(0, 9),
-)
-def test_repeated_by_hand(tokens, size, position):
-  position = min(position, len(tokens))
-  known = tokens[:position]
-  seen = {
-    tuple(known[i : i + size]) for i in range(max(position - size + 1, 0))
-  }
-  newest = tuple(known[position - size + 1 :]) if size > 1 else ()
-  expected = [
-    position >= size - 1 and (*newest, token) in seen for token in range(3)
-  ]
-  found = repeated(jnp.array([[tokens]]), jnp.int32(position), size, 3)
-  assert found[0, 0].tolist() == expected
 
 
 def test_patience_ends_when_enough_are_finished():

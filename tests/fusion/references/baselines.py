@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy_parts import Function, Layers, layer_norm, softmax
 
 from fusion_jax.fusion.dlcl import DlclOptions
 from fusion_jax.fusion.transparent import TransparentOptions
-from references.parts import Function, Layers, layer_norm, softmax
 
 
 def transparent_attention(

@@ -4,11 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-
-from fusion_jax.fusion.linear import LinearOptions
-from fusion_jax.fusion.multi_layer import MultiLayerOptions
-from fusion_jax.fusion.tree import AggOptions, HierarchicalOptions
-from references.parts import (
+from numpy_parts import (
   Function,
   Layers,
   concat,
@@ -18,6 +14,10 @@ from references.parts import (
   relu,
   sigmoid,
 )
+
+from fusion_jax.fusion.linear import LinearOptions
+from fusion_jax.fusion.multi_layer import MultiLayerOptions
+from fusion_jax.fusion.tree import AggOptions, HierarchicalOptions
 
 
 def dense_connection(
@@ -141,20 +141,24 @@ def hierarchical(
 def multi_layer_attention(
   parameters: dict,
   layers: Layers,
+  query: np.ndarray,
   options: MultiLayerOptions,
   mask: np.ndarray,
   heads: int,
   epsilon: float = 1e-6,
+  input_norm: bool = False,
 ) -> np.ndarray:
   """AGG(C_1..C_k), C_i from H[l-1] to H[l-i] (Eq. 8).
 
   Args:
     parameters: of the attention of layer l.
     layers: H[0..l-1].
+    query: H[l-1] after the norm before attention, if there is one.
     options: of the scheme.
     mask: of the self-attention.
     heads: of every source.
-    epsilon: of the node's norm.
+    epsilon: of the norms.
+    input_norm: whether the other layers have norms, too.
 
   Returns:
     What the sublayer gives to its residual.
@@ -162,13 +166,13 @@ def multi_layer_attention(
   depth, k = len(layers), options.layers
   if depth - 1 < k:  # There are fewer layers above H[0].
     k = 1
-  query = layers[depth - 1]
   contexts = [multi_head_attention(parameters, query, query, mask, heads)]
   for i in range(2, k + 1):
-    source = parameters[f'source_{i}']
-    contexts.append(
-      multi_head_attention(source, query, layers[depth - i], mask, heads)
-    )
+    own, source = parameters[f'source_{i}'], layers[depth - i]
+    if input_norm:
+      norm = parameters[f'source_norm_{i}']
+      source = layer_norm(source, norm, epsilon)
+    contexts.append(multi_head_attention(own, query, source, mask, heads))
   if k == 1:
     return contexts[0]
   return agg(parameters['agg'], contexts, 0, options, mask, heads, epsilon)

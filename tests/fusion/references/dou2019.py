@@ -3,14 +3,7 @@
 import math
 
 import numpy as np
-
-from fusion_jax.fusion.capsules import (
-  DynamicRoutingOptions,
-  EmRoutingOptions,
-  RoutingOptions,
-)
-from fusion_jax.fusion.linear import DynamicOptions
-from references.parts import (
+from numpy_parts import (
   Function,
   Layers,
   concat,
@@ -21,6 +14,13 @@ from references.parts import (
   sigmoid,
   softmax,
 )
+
+from fusion_jax.fusion.capsules import (
+  DynamicRoutingOptions,
+  EmRoutingOptions,
+  RoutingOptions,
+)
+from fusion_jax.fusion.linear import DynamicOptions
 
 
 def dynamic_combination(

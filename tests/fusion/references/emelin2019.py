@@ -1,9 +1,9 @@
 """Lexical shortcuts and feature fusion (Emelin et al. 2019)."""
 
 import numpy as np
+from numpy_parts import Layers, attend, concat, dense, layer_norm, sigmoid
 
 from fusion_jax.fusion.shortcuts import ShortcutOptions
-from references.parts import Layers, attend, concat, dense, layer_norm, sigmoid
 
 
 def shortcut_keys_values(

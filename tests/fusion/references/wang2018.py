@@ -1,11 +1,11 @@
 """Multi-layer representation fusion (Wang et al. 2018)."""
 
 import numpy as np
+from numpy_parts import Layers, concat, dense, layer_norm, relu, softmax
 
 from fusion_jax.fusion.average import AverageOptions
 from fusion_jax.fusion.feed_forward import FeedForwardOptions
 from fusion_jax.fusion.hops import HopsOptions
-from references.parts import Layers, concat, dense, layer_norm, relu, softmax
 
 
 def fused_layers(

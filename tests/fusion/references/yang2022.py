@@ -3,9 +3,9 @@
 import math
 
 import numpy as np
+from numpy_parts import Layers, layer_norm, log_softmax, logsumexp, sigmoid
 
 from fusion_jax.fusion.gtrans import GtransOptions
-from references.parts import Layers, layer_norm, log_softmax, logsumexp, sigmoid
 
 
 def layer_groups(

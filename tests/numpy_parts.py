@@ -1,4 +1,4 @@
-"""Functions that the references share, in plain NumPy and float64."""
+"""What references are made of, in plain NumPy and float64."""
 
 import math
 from collections.abc import Callable, Sequence
