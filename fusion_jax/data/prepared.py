@@ -15,7 +15,7 @@ A split holds several directions one after the other, in the report's order.
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,11 @@ class PreparedCorpus:
   def __init__(self, directory: str | Path):
     """Open a folder."""
     self.directory = Path(directory)
-    self.report = self._read_report()
+    try:
+      self.report = read_json(self.directory / REPORT, dict[str, Any])
+      check_seal(self.report, REPORT)
+    except (InputError, DamagedError):
+      raise _damaged(self.directory, REPORT) from None
     self._check_files(SETTINGS, SOURCE_MODEL, TARGET_MODEL)
     self.source_tokenizer = Tokenizer.from_file(self.directory / SOURCE_MODEL)
     self.target_tokenizer = Tokenizer.from_file(self.directory / TARGET_MODEL)
@@ -82,20 +86,9 @@ class PreparedCorpus:
     stored = 'kept' if name == 'train' else 'pairs'
     counts = report.get('directions') or dict.fromkeys(self._encoders, report)
     return {
-      direction: DirectionSplit(
-        self._encoders[direction], own[stored], own['kept']
-      )
-      for direction, own in counts.items()
+      name: DirectionSplit(self._encoders[name], own[stored], own['kept'])
+      for name, own in counts.items()
     }
-
-  def _read_report(self) -> dict[str, Any]:
-    """Read the report, which has a digest of itself and of other files."""
-    try:
-      report = read_json(self.directory / REPORT, dict[str, Any])
-      check_seal(report, REPORT)
-    except (InputError, DamagedError):
-      raise _damaged(self.directory, REPORT) from None
-    return report
 
   def _check_files(self, *names: str) -> None:
     """Compare files with their digests."""
@@ -141,12 +134,12 @@ class Split:
     self,
     directory: Path,
     name: str,
-    parts: dict[str, DirectionSplit],
+    parts: Mapping[str, DirectionSplit],
     direction: str = '',
   ):
     """Open the shards of a split."""
     chosen = {direction: parts[direction]} if direction else parts
-    before = list(itertools.takewhile(lambda part: part not in chosen, parts))
+    before = [*itertools.takewhile(lambda part: part not in chosen, parts)]
     self.directions = {part: own.examples for part, own in chosen.items()}
     self._encoders = [part.encoder for part in chosen.values()]
     self._ends = list(itertools.accumulate(self.directions.values()))
@@ -154,8 +147,8 @@ class Split:
     first_record = sum(parts[part].records for part in before)
     count = sum(part.records for part in chosen.values())
     self._stored = range(first_record, first_record + count)
-    self.sampled = name == 'train' and any(self._encoders[0].alphas)
-    self._has_text = name != 'train'
+    self._is_train = name == 'train'
+    self.sampled = self._is_train and any(self._encoders[0].alphas)
     rows = directory / ROWS.format(split=name)
     self._rows = np.load(rows, mmap_mode='r') if rows.exists() else None
     self._records = Records(directory, name)
@@ -191,11 +184,8 @@ class Split:
     return self._encoder(index).sample(texts, (seed, index), longest)
 
   def texts(self) -> tuple[list[str], list[str]]:
-    """Return all source and target lines of 'valid' or 'test' as they stand.
-
-    They include those that are no examples because they are empty or too long.
-    """
-    assert self._has_text, 'the texts of the training split are not kept'
+    """Return all lines of 'valid' or 'test', no examples too, as they stand."""
+    assert not self._is_train, 'the texts of training are not kept'
     pairs = [texts_of(self._records[row]) for row in self._stored]
     return [source for source, _ in pairs], [target for _, target in pairs]
 

@@ -19,7 +19,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import regex
@@ -43,11 +43,9 @@ _INVISIBLE = regex.compile(r'[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]*')
 def normalise(line: str) -> str:
   """Return a line in NFC, without control characters or extra white space.
 
-  Byte order marks are removed. Control characters (including the carriage
-  return of CRLF) and U+2581, which SentencePiece reads as a space, become
-  spaces. Runs of white space of any kind become one space, and the ends are
-  stripped. A line of only invisible characters is empty: of Unicode's
-  categories C and Z and of its property Default_Ignorable_Code_Point.
+  Byte order marks are removed. Control characters and U+2581 become spaces,
+  runs of white space of any kind one space, and the ends are stripped. A line
+  of only invisible characters is empty.
   """
   if not line.isascii():
     line = line.replace(_BYTE_ORDER_MARK, '')
@@ -209,9 +207,9 @@ class Tokenizer:
     return [*(None for _ in self.tags), *places] if places else []
 
   def changes(self, text: str) -> bool:
-    """Return whether this model, or `normalise`, writes a line differently.
+    """Return whether it, or `normalise`, writes the words of a line otherwise.
 
-    No translation equals such a line. White space does not count.
+    No translation equals such a line.
     """
     written = self._processor.normalize(normalise(text)).replace('▁', ' ')
     return written.split() != text.split()
@@ -227,9 +225,8 @@ class Tokenizer:
 
     Unigram models: a segmentation x of the line has a probability proportional
     to P(x)^alpha, over all segmentations (Kudo 2018, section 3.2, with l
-    unbounded: forward filtering, backward sampling). BPE models: each merge is
-    left out with probability alpha (Provilkov et al. 2020, section 3). Word
-    and character models have nothing to draw.
+    unbounded). BPE models: each merge is left out with probability alpha
+    (Provilkov et al. 2020, section 3). Others have nothing to draw.
     """
     spec = _trainer_spec(self.model)
     if alpha == 0 or spec.model_type not in (spec.UNIGRAM, spec.BPE):
@@ -333,9 +330,8 @@ def log_unreachable(
   references: Sequence[str], tokenizer: Tokenizer, name: str
 ) -> None:
   """Say how many references no translation can equal, if any."""
-  changed = [
-    n for n, line in enumerate(references, 1) if tokenizer.changes(line)
-  ]
+  numbered = enumerate(references, 1)
+  changed = [number for number, line in numbered if tokenizer.changes(line)]
   if changed:
     logger.warning(
       '%s: %d of %d lines, line %d first, have characters that the model '
@@ -359,11 +355,8 @@ _CACHED_WORDS = 1 << 15
 _CACHED_LENGTH = 16
 
 
-class _Arcs(NamedTuple):
-  """Starts of the pieces that may end at one position, and their shares."""
-
-  starts: list[int]
-  cumulative: list[float]
+# Starts of the pieces that may end at one position, and their summed shares.
+_Arcs = tuple[list[int], list[float]]
 
 
 class SubwordSampler:
@@ -421,16 +414,16 @@ class SubwordSampler:
     lattice = (self._cached if short else self._lattice)(word, alpha)
     pieces, end = [], len(word)
     while end:
-      arcs = lattice[end]
-      drawn = bisect.bisect(arcs.cumulative, generator.random())
-      start = arcs.starts[min(drawn, len(arcs.starts) - 1)]
+      starts, cumulative = lattice[end]
+      drawn = bisect.bisect(cumulative, generator.random())
+      start = starts[min(drawn, len(starts) - 1)]
       pieces.append(word[start:end])
       end = start
     return pieces[::-1]
 
   def _lattice(self, word: str, alpha: float) -> list[_Arcs]:
     """List, for each position, where the piece that ends there may begin."""
-    lattice = [_Arcs([], [])]
+    lattice: list[_Arcs] = [([], [])]
     log_totals = [0.0]
     for end in range(1, len(word) + 1):
       starts, weights = [], []
@@ -446,7 +439,7 @@ class SubwordSampler:
       total = math.fsum(masses)
       log_totals.append(largest + math.log(total))
       shares = (mass / total for mass in masses)
-      lattice.append(_Arcs(starts, list(itertools.accumulate(shares))))
+      lattice.append((starts, list(itertools.accumulate(shares))))
     return lattice
 
   def _merged(

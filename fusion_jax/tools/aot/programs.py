@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -69,13 +69,6 @@ class ProgramRequest:
   prepared: str = ''
 
 
-class Problem(NamedTuple):
-  """Vocabulary sizes of source and target, and shape of a batch."""
-
-  vocabularies: tuple[int, int]
-  shape: Shape
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
   """A program that is ready to be compiled.
@@ -102,16 +95,27 @@ def program_for(
   config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
   """Trace the training step or the search."""
-  if request.step == 'decode':
-    problem = decoding_problem(config, request)
-    return decoding_program(config, problem, devices)
-  return training_program(config, training_problem(config, request), devices)
+  sizes = vocabulary_sizes(config, request.prepared)
+  model = Transformer(config.model, *sizes, _START)
+  if request.step == 'train':
+    shape = training_shape(config, request)
+    return training_program(config, model, shape, devices)
+  return _search_program(config, model, search_shape(config, request), devices)
 
 
-def training_problem(
-  config: ExperimentConfig, request: ProgramRequest
-) -> Problem:
-  """Return vocabularies and shape of the largest batch of a training run."""
+def vocabulary_sizes(
+  config: ExperimentConfig, prepared: str
+) -> tuple[int, int]:
+  """Return the sizes of source and target vocabulary."""
+  if not prepared:
+    return (config.data.tokenizer.vocabulary_size,) * 2
+  corpus = PreparedCorpus(prepared)
+  source, target = corpus.source_tokenizer, corpus.target_tokenizer
+  return source.vocabulary.size, target.vocabulary.size
+
+
+def training_shape(config: ExperimentConfig, request: ProgramRequest) -> Shape:
+  """Return the shape of the largest batch of a training run."""
   data, longest = config.data, config.data.filter.max_length
   source, target = request.source_length, request.target_length
   given = source or target
@@ -125,44 +129,33 @@ def training_problem(
     ).lengths
   parts = config.optimizer.accumulation
   limit = None if given else longest
-  shape = training_shapes(known, data.batch, parts, limit)[-1]
-  return Problem(_vocabularies(config, request.prepared), shape)
-
-
-def _vocabularies(config: ExperimentConfig, prepared: str) -> tuple[int, int]:
-  if not prepared:
-    size = config.data.tokenizer.vocabulary_size
-    return size, size
-  corpus = PreparedCorpus(prepared)
-  source, target = corpus.source_tokenizer, corpus.target_tokenizer
-  return source.vocabulary.size, target.vocabulary.size
+  return training_shapes(known, data.batch, parts, limit)[-1]
 
 
 def training_program(
-  config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
+  config: ExperimentConfig,
+  model: Transformer,
+  shape: Shape,
+  devices: Sequence[Any],
 ) -> Program:
   """Trace the training step on the mesh of the config."""
   check_experiment(config, devices)
   mesh = make_mesh(config.parallel, devices)
-  model = _model(config, problem)
   optimizer = optimizer_for(config, model)
   plan = plan_state(model, optimizer, config, mesh)
-  totals = abstract_like(
+  no_steps = abstract_like(
     jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),
     replicated(mesh),
   )
-  packing = config.data.batch.packing
-  batch = abstract_batch(problem.shape, packing, by_rows(mesh))
+  batch = abstract_batch(shape, config.data.batch.packing, by_rows(mesh))
   with jax.set_mesh(mesh):
     step = make_train_step(model, optimizer, config, mesh, plan.specs)
-    traced = step.trace(plan.abstract, totals, batch)
-  return Program(traced, mesh, problem.shape, plan.abstract.parameters)
+    traced = step.trace(plan.abstract, no_steps, batch)
+  return Program(traced, mesh, shape, plan.abstract.parameters)
 
 
-def decoding_problem(
-  config: ExperimentConfig, request: ProgramRequest
-) -> Problem:
-  """Return vocabularies and shape of the search with most target positions."""
+def search_shape(config: ExperimentConfig, request: ProgramRequest) -> Shape:
+  """Return the shape of the search with the most target positions."""
   model, options = config.model, config.decoding
   limit = model.max_positions if model.positions == 'learned' else None
   shapes = decode_shapes(options, limit)
@@ -175,43 +168,40 @@ def decoding_problem(
     )
     source = min(x.source for x in shapes if x.source >= length)
     shapes = tuple(x for x in shapes if x.source == source)
-  largest = max(shapes, key=lambda x: (x.rows * x.target, x.target))
-  return Problem(_vocabularies(config, request.prepared), Shape(*largest))
+  return Shape(*max(shapes, key=lambda x: (x.rows * x.target, x.target)))
 
 
-def decoding_program(
-  config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
+def _search_program(
+  config: ExperimentConfig,
+  model: Transformer,
+  shape: Shape,
+  devices: Sequence[Any],
 ) -> Program:
   """Trace the beam search of all processes, where each device has its rows."""
-  options = config.decoding
   require(
-    options.search == 'beam',
+    config.decoding.search == 'beam',
     'decoding.search',
     "must be 'beam': sampling is not compiled ahead of time",
   )
   mesh = data_mesh(devices)
-  model = _model(config, problem)
   parameters = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)), replicated(mesh)
   )
-  process_rows, source, target = problem.shape
   processes = len({device.process_index for device in devices})
   # Rows are added as `placed` fills up the devices of a process.
-  rows = math.ceil(process_rows / (mesh.size // processes)) * mesh.size
+  rows = math.ceil(shape.rows / (mesh.size // processes)) * mesh.size
   numbers = _ids((rows,), by_rows(mesh))
-  batch = SearchRows(
-    (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers
-  )
+  source = Source(_ids((rows, shape.source), by_rows(mesh)), numbers)
   with jax.set_mesh(mesh):
     traced = search_batch.trace(
       (parameters,),
-      batch,
+      SearchRows((source,), numbers, numbers),
       models=(model,),
-      settings=_settings(options),
-      max_length=target,
+      settings=_settings(config.decoding),
+      max_length=shape.target,
     )
-  shape = Shape(rows, source, target)
-  return Program(traced, mesh, shape, parameters, target)
+  shape = shape._replace(rows=rows)
+  return Program(traced, mesh, shape, parameters, shape.target)
 
 
 def _settings(options: DecodingConfig) -> SearchSettings:
@@ -228,21 +218,9 @@ def _settings(options: DecodingConfig) -> SearchSettings:
   )
 
 
-def _model(config: ExperimentConfig, problem: Problem) -> Transformer:
-  return Transformer(config.model, *problem.vocabularies, _START)
-
-
 def _ids(shape: tuple[int, ...], place: NamedSharding) -> Any:
   """Return a `jax.ShapeDtypeStruct` in the place of an array of ids."""
   return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
-
-
-_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
-# The two forms of libtpu's message about a program that is too large.
-_TOO_LARGE = re.compile(
-  r'(?:Used |\()([\d.]+)([KMGT]?)\)?'
-  r'(?: of | exceeds available HBM \()([\d.]+)([KMGT]?)'
-)
 
 
 class DoesNotFit(CheckFailed):
@@ -290,10 +268,6 @@ class Figures:
   def sent(self) -> float:
     """The bytes that a chip sends."""
     return sum(total.sent for total in self.exchanges.values())
-
-  def as_json(self) -> dict[str, Any]:
-    """Return the figures as plain values."""
-    return dataclasses.asdict(self) | {'shape': self.shape._asdict()}
 
 
 def figures_for(
@@ -344,16 +318,24 @@ def _compiled(program: Program, chip: Chip) -> Any:
   return compiled
 
 
+_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+# The two forms of libtpu's message about a program that is too large.
+_TOO_LARGE = re.compile(
+  r'(?:Used |\()([\d.]+)([KMGT]?)\)?'
+  r'(?: of | exceeds available HBM \()([\d.]+)([KMGT]?)'
+)
+
+
 def too_large(error: jax.errors.JaxRuntimeError) -> Exception:
   """Return the error to raise when the compiler refuses a program."""
   message = str(error)
   match = _TOO_LARGE.search(message)
   if 'RESOURCE_EXHAUSTED' not in message or not match:
     return error
-  needed, available = (
-    float(match[number]) * _UNITS[match[number + 1]] for number in (1, 3)
+  needed, unit, available, other = match.groups()
+  return DoesNotFit(
+    float(needed) * _UNITS[unit], float(available) * _UNITS[other]
   )
-  return DoesNotFit(needed, available)
 
 
 COMPILATIONS = 6
@@ -375,7 +357,7 @@ def largest_batch(
   Memory is nearly linear in the rows of a batch: what stays between steps and
   one measurement give the line, which each further measurement corrects.
   """
-  shape = training_problem(config, request).shape
+  shape = training_shape(config, request)
   # Sizes are in steps of the rows of a batch.
   step = config.data.batch.row_multiple * shape.slots
   size, least, most = shape.rows * shape.slots // step, 0, math.inf

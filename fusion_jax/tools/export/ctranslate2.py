@@ -62,15 +62,17 @@ def export(run: TrainedModel, output: Path) -> None:
     _save(specification(run), folder)
     (folder / 'source.model').write_bytes(run.source_tokenizer.model)
     (folder / 'target.model').write_bytes(run.target_tokenizer.model)
-    difference = difference_of_ctranslate2(run, folder)
-    if forbidden := _forbidden(run):
-      _save(specification(run, forbidden), folder)
     # Both compute in float32, whatever the run's own dtype is.
     exact = dataclasses.replace(
       run.config.model, compute_dtype='float32', product_dtype='float32'
     )
-    allowed = rounding(exact)
-    check_difference(output, difference, allowed)
+    model = run.model.clone(config=exact)
+    difference = _difference(dataclasses.replace(run, model=model), folder)
+    # CTranslate2 has no option for pieces that are never made.
+    ids = map(run.target_tokenizer.id_of, run.config.decoding.forbidden)
+    if forbidden := [number for number in ids if number is not None]:
+      _save(specification(run, forbidden), folder)
+    check_difference(output, difference, rounding(exact))
   logger.info(
     '%s, step %d: written; log-probabilities of tokens differ by at most %.1e '
     'for each unit',
@@ -84,12 +86,6 @@ def _save(model: Any, folder: Path) -> None:
   model.validate()
   model.optimize()
   model.save(str(folder))
-
-
-def _forbidden(run: TrainedModel) -> list[int]:
-  """Return the pieces that are never made; CTranslate2 has no such option."""
-  ids = map(run.target_tokenizer.id_of, run.config.decoding.forbidden)
-  return [number for number in ids if number is not None]
 
 
 def library() -> ModuleType:
@@ -247,14 +243,8 @@ def _array(value: Any) -> Float32[np.ndarray, '...']:
   return np.asarray(value, np.float32)
 
 
-def difference_of_ctranslate2(run: TrainedModel, folder: Path) -> float:
+def _difference(run: TrainedModel, folder: Path) -> float:
   """Compare log-probabilities of random tokens by the model and by its run."""
-  model = run.model.clone(
-    config=dataclasses.replace(
-      run.model.config, compute_dtype='float32', product_dtype='float32'
-    )
-  )
-  run = dataclasses.replace(run, model=model)
   lengths = [min(n, run.longest or max(_LENGTHS)) for n in _LENGTHS]
   rng = np.random.default_rng(0)
   sources, targets = (

@@ -7,11 +7,13 @@ programs.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import runpy
 import shutil
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,6 @@ FORMAT = 1
 # downwards: neighbouring lengths have a ratio of 4.
 _LENGTH_STEP = 4
 
-_NAME = '--format=stablehlo'
-
-
 # Results of a program: fields of `Hypotheses`.
 RESULTS = ('tokens', 'lengths', 'scores', 'log_probabilities')
 
@@ -72,7 +71,7 @@ class SearchProgram:
   run: TrainedModel
   options: DecodingConfig
   shape: DecodeShape
-  n_best: int = 1
+  n_best: int
 
   @property
   def arguments(self) -> tuple[str, ...]:
@@ -80,6 +79,11 @@ class SearchProgram:
     names = 'source', 'lengths', 'limits'
     drawn = self.options.search == 'sample'
     return (*names, 'numbers') if drawn else names
+
+  @property
+  def file(self) -> str:
+    """The name of its file."""
+    return f'{self.shape.rows}x{self.shape.source}.stablehlo'
 
   def weights(self) -> Weights:
     """Return the parameters as one dictionary of arrays on the host."""
@@ -110,40 +114,39 @@ class SearchProgram:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class StablehloOptions:
-  """Options of an export.
-
-  Attributes:
-    shapes: (rows, source length) of each program; () uses some of the shapes of
-      decode.py.
-    decoding: Fields of DecodingConfig that replace the run's.
-  """
-
-  shapes: tuple[tuple[int, int], ...] = ()
-  platforms: tuple[str, ...] = ('cpu', 'cuda', 'tpu')
-  n_best: int = 1
-  decoding: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
 def check(output: Path) -> None:
   """Refuse problems that show without the run."""
   try:
     import flatbuffers  # noqa: F401  Needed by jax.export.
   except ImportError:
     raise InputError(
-      f'{_NAME}: needs the package flatbuffers; pip install flatbuffers'
+      '--format=stablehlo: needs the package flatbuffers; pip install '
+      'flatbuffers'
     ) from None
   check_new_folder(output)
 
 
-def export(run: TrainedModel, output: Path, options: StablehloOptions) -> None:
-  """Write a run as StableHLO, and compare it with the run's own search."""
-  programs = _programs(run, options)
+def export(
+  run: TrainedModel,
+  output: Path,
+  shapes: Sequence[tuple[int, int]] = (),
+  platforms: Sequence[str] = ('cpu', 'cuda', 'tpu'),
+  n_best: int = 1,
+  decoding: Mapping[str, Any] = types.MappingProxyType({}),
+) -> None:
+  """Write a run as StableHLO, and compare it with the run's own search.
+
+  Args:
+    shapes: (rows, source length) of each program; () uses some of the shapes of
+      decode.py.
+    decoding: Fields of DecodingConfig that replace the run's.
+  """
+  options = dataclasses.replace(run.config.decoding, **decoding)
+  programs = _programs(run, options, shapes, n_best)
   with whole_folder(output) as folder:
     _write_common(folder, programs[0])
-    versions = {_write_program(folder, p, options.platforms) for p in programs}
-    description = _description(programs, options, max(versions))
+    versions = [_write_program(folder, p, platforms) for p in programs]
+    description = _description(programs, platforms, max(versions))
     text = json.dumps(description, indent=2) + '\n'
     (folder / 'export.json').write_text(text)
     difference = difference_of_programs(programs, folder)
@@ -160,43 +163,42 @@ def export(run: TrainedModel, output: Path, options: StablehloOptions) -> None:
 
 
 def _programs(
-  run: TrainedModel, options: StablehloOptions
+  run: TrainedModel,
+  options: DecodingConfig,
+  shapes: Sequence[tuple[int, int]],
+  n_best: int,
 ) -> list[SearchProgram]:
   """Return a program for each shape, by source length, then rows."""
-  n_best = options.n_best
-  decoding = dataclasses.replace(run.config.decoding, **options.decoding)
-  if decoding.search == 'sample':
-    decoding = dataclasses.replace(decoding, beam_size=max(n_best, 1))
-  if not 1 <= n_best <= decoding.beam_size:
+  if options.search == 'sample':
+    options = dataclasses.replace(options, beam_size=max(n_best, 1))
+  if not 1 <= n_best <= options.beam_size:
     raise InputError(
       f'--n_best={n_best}: must be between 1 and the beam size '
-      f'{decoding.beam_size}'
+      f'{options.beam_size}'
     )
   # Refuse forbidden pieces that do not exist before anything is written.
-  search_settings(decoding, alone(run), n_best)
+  search_settings(options, alone(run), n_best)
   return [
-    SearchProgram(run, decoding, shape, n_best)
-    for shape in _shapes(options.shapes, decoding, run.longest)
+    SearchProgram(run, options, shape, n_best)
+    for shape in _shapes(shapes, options, run.longest)
   ]
 
 
 def _shapes(
-  given: tuple[tuple[int, int], ...],
-  options: DecodingConfig,
-  longest: int | None,
+  given: Sequence[tuple[int, int]], options: DecodingConfig, longest: int | None
 ) -> list[DecodeShape]:
-  for rows, source in given:
+  if not given:
+    return _default_shapes(options, longest)
+  shapes = []
+  for rows, source in sorted(given, key=lambda shape: shape[::-1]):
     if longest is not None and source > longest:
       raise InputError(
         f'--shapes={rows}x{source}: the model has {longest} learned positions; '
         f'give at most {rows}x{longest}'
       )
-  if not given:
-    return _default_shapes(options, longest)
-  return [
-    DecodeShape(rows, source, target_limit(source, options, longest))
-    for source, rows in sorted((source, rows) for rows, source in given)
-  ]
+    target = target_limit(source, options, longest)
+    shapes.append(DecodeShape(rows, source, target))
+  return shapes
 
 
 def _default_shapes(
@@ -234,24 +236,18 @@ def _write_program(
     return tuple(getattr(hypotheses, name) for name in RESULTS)
 
   rows, length, _ = program.shape
-  numbers = [jax.ShapeDtypeStruct((rows,), jnp.int32)] * (
-    len(program.arguments) - 1
-  )
+  shapes = dict.fromkeys(program.arguments, (rows,))
+  shapes |= {'source': (rows, length)}
   exported = jax.export.export(jax.jit(translate), platforms=platforms)(
     jax.eval_shape(program.weights),
-    jax.ShapeDtypeStruct((rows, length), jnp.int32),
-    *numbers,
+    *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes.values()),
   )
-  (folder / _file(program.shape)).write_bytes(exported.serialize())
+  (folder / program.file).write_bytes(exported.serialize())
   return exported.calling_convention_version
 
 
-def _file(shape: DecodeShape) -> str:
-  return f'{shape.rows}x{shape.source}.stablehlo'
-
-
 def _description(
-  programs: list[SearchProgram], options: StablehloOptions, convention: int
+  programs: Sequence[SearchProgram], platforms: Sequence[str], convention: int
 ) -> dict[str, Any]:
   """Return the content of export.json."""
   first = programs[0]
@@ -263,7 +259,7 @@ def _description(
       'jax': jax.__version__,
       'calling_convention': convention,
     },
-    'platforms': options.platforms,
+    'platforms': platforms,
     'step': run.step,
     'precision': run.precision,
     'source_language': run.config.data.source_language,
@@ -272,7 +268,7 @@ def _description(
     'known_tags': run.source_tokenizer.known_tags,
     'arguments': ('weights', *first.arguments),
     'results': RESULTS,
-    'shapes': [{'file': _file(p.shape)} | p.shape._asdict() for p in programs],
+    'shapes': [{'file': p.file} | p.shape._asdict() for p in programs],
     'special': {
       'source': dataclasses.asdict(run.source_tokenizer.vocabulary),
       'target': dataclasses.asdict(run.target_tokenizer.vocabulary),
@@ -281,7 +277,7 @@ def _description(
       'ratio': decoding.max_length_ratio,
       'extra': decoding.max_length_extra,
     },
-    'n_best': options.n_best,
+    'n_best': first.n_best,
     'search': dataclasses.asdict(decoding),
   }
 
@@ -293,51 +289,43 @@ def difference_of_programs(
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     loader = runpy.run_path(str(folder / 'load.py'))
     weights = jax.device_put(programs[0].weights())
-    differences = [_difference(p, weights, loader) for p in programs]
+    written = zip(programs, loader['EXPORT']['shapes'], strict=True)
+    differences = [
+      _difference(program, weights, functools.partial(loader['search'], shape))
+      for program, shape in written
+    ]
   # Unlike max(), np.max keeps NaN.
   return float(np.max(differences))
 
 
 def _difference(
-  program: SearchProgram, weights: Weights, loader: dict[str, Any]
+  program: SearchProgram,
+  weights: Weights,
+  exported: Callable[..., dict[str, np.ndarray]],
 ) -> float:
-  rows, source, _ = program.shape
+  run, (rows, source, _) = program.run, program.shape
+  vocabulary = run.source_tokenizer.vocabulary
   lengths = np.linspace(source, 1, rows).round().astype(int)
-  vocabulary = program.run.source_tokenizer.vocabulary
   rng = np.random.default_rng(0)
   sentences = random_sentences(vocabulary, lengths, rng)
-  (shape,) = [
-    shape
-    for shape in loader['EXPORT']['shapes']
-    if (shape['rows'], shape['source']) == (rows, source)
+  theirs = exported(sentences, range(rows))
+  limits = [
+    target_limit(len(sentence), program.options, run.longest)
+    for sentence in sentences
   ]
-  theirs = loader['search'](shape, sentences, range(rows))
-  ours = jax.device_get(_searched(program, weights, sentences))
-  same = all(
-    np.array_equal(getattr(ours, name), theirs[name])
-    for name in ('tokens', 'lengths')
+  found = program.search(
+    weights,
+    *padded(sentences, rows, source, vocabulary.end),
+    np.asarray(limits, np.int32),
+    np.arange(rows, dtype=np.int32),
   )
-  if not same:
-    return np.inf
+  ours = jax.device_get(found)
+  for name in ('tokens', 'lengths'):
+    if not np.array_equal(getattr(ours, name), theirs[name]):
+      return np.inf
   # Rows with fewer hypotheses than requested have -inf in their place.
   made = ours.lengths > 0
   gaps = relative_gaps(
     theirs['log_probabilities'][made], ours.log_probabilities[made]
   )
   return float(gaps.max())
-
-
-def _searched(
-  program: SearchProgram, weights: Weights, sentences: list[list[int]]
-) -> Hypotheses:
-  rows, source, _ = program.shape
-  end = program.run.source_tokenizer.vocabulary.end
-  ids, lengths = padded(sentences, rows, source, end)
-  limits = [
-    target_limit(len(sentence), program.options, program.run.longest)
-    for sentence in sentences
-  ]
-  numbers = np.arange(rows, dtype=np.int32)
-  return program.search(
-    weights, ids, lengths, np.asarray(limits, np.int32), numbers
-  )

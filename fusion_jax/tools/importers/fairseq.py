@@ -5,6 +5,7 @@ text that was cut into pieces before; here the SentencePiece models that cut it
 are needed too.
 """
 
+import argparse
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -19,10 +20,8 @@ from fusion_jax.tools.importers.imported import (
   PROGRAMS,
   Imported,
   Options,
-  Request,
-  Weights,
   config_of,
-  grown,
+  languages_of,
   read_options,
 )
 from fusion_jax.tools.importers.torch_weights import (
@@ -30,11 +29,7 @@ from fusion_jax.tools.importers.torch_weights import (
   arrays_of,
   read_torch,
 )
-from fusion_jax.tools.importers.vocabularies import (
-  Sides,
-  Vocabulary,
-  read_sides,
-)
+from fusion_jax.tools.importers.vocabularies import Vocabulary, read_sides
 
 # Modules and classes of a checkpoint's options, which are read as dictionaries.
 _INERT = frozenset(
@@ -104,30 +99,38 @@ _BOTH_SIDES = (
 )
 
 
-def read(request: Request) -> Imported:
+def read(flags: argparse.Namespace) -> Imported:
   """Read a folder of a Transformer that fairseq trained."""
-  if request.source_spm is None:
+  if flags.source_spm is None:
     raise InputError(
-      f'--input={request.input}: fairseq reads text that is cut into pieces; '
+      f'--input={flags.input}: fairseq reads text that is cut into pieces; '
       'give the SentencePiece model that cut it with --source_spm (and '
       '--target_spm, where the target has one of its own)'
     )
-  path = _checkpoint(request.input)
+  path = _checkpoint(flags.input)
   saved = read_torch(path, _INERT)
   config = _read_config(saved, path)
-  languages = request.languages(path, config.source_lang, config.target_lang)
+  languages = languages_of(flags, path, config.source_lang, config.target_lang)
   source, target = (
-    _read_dictionary(request.input / f'dict.{language}.txt')
+    _read_dictionary(flags.input / f'dict.{language}.txt')
     for language in languages
   )
-  models = [request.source_spm, request.target_spm or request.source_spm]
+  models = [flags.source_spm, flags.target_spm or flags.source_spm]
   sides = read_sides(models, (source, target))
-  model = _model_of(config, sides.added[1].more > 0)
-  weights = _weights(saved, path, model, sides)
-  _check_rows(weights, source, target)
+  missing = f'{path}: no checkpoint of fairseq: it has no model'
+  arrays = _renamed(arrays_of(saved.get('model'), missing))
+  _check_rows(path, arrays, source, target)
+  for side in ('source', 'target'):
+    (table,) = _NAMES.tables[f'{side}_positions']
+    if table in arrays:
+      arrays[table] = np.atleast_1d(arrays[table])[_UNUSED_POSITIONS:]
+  more = sides.target.after > sides.target.before
+  if more:
+    (bias,) = _NAMES.tables['output_bias']
+    arrays[bias] = np.zeros(sides.target.before, np.float32)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
-  run = config_of(request, languages, model, decoding)
-  return Imported(run, sides.tokenizers, weights, sides.notes)
+  run = config_of(flags, languages, _model_of(config, more), decoding)
+  return Imported(run, sides, path, arrays, _NAMES)
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -211,20 +214,6 @@ def _piece(path: Path, number: int, line: str) -> str:
   return piece
 
 
-def _weights(
-  saved: Mapping[str, Any], path: Path, model: ModelConfig, sides: Sides
-) -> Weights:
-  missing = f'{path}: no checkpoint of fairseq: it has no model'
-  arrays = _renamed(arrays_of(saved.get('model'), missing))
-  if model.output_bias:
-    (bias,) = _NAMES.tables['output_bias']
-    arrays[bias] = np.zeros(sides.added[1].before, np.float32)
-  read = grown(sides) | dict.fromkeys(
-    ('source_positions', 'target_positions'), lambda x: x[_UNUSED_POSITIONS:]
-  )
-  return Weights(str(path), arrays, _NAMES, read)
-
-
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Return the arrays by the names that they have since 2019.
 
@@ -245,16 +234,19 @@ def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check_rows(
-  weights: Weights, source: Vocabulary, target: Vocabulary
+  path: Path,
+  arrays: Mapping[str, np.ndarray],
+  source: Vocabulary,
+  target: Vocabulary,
 ) -> None:
   """Name the dictionary whose tokens are not those of its table."""
   sides = {'source_embedding': source, 'target_embedding': target}
   for table, vocabulary in sides.items():
     (name,) = _NAMES.tables[table]
-    rows, known = len(weights.arrays.get(name, ())), len(vocabulary.pieces)
+    rows, known = len(arrays.get(name, ())), len(vocabulary.pieces)
     if rows not in (0, known):
       raise InputError(
-        f'{weights.name}: {name} has {rows:,} tokens, and {vocabulary.name} '
+        f'{path}: {name} has {rows:,} tokens, and {vocabulary.name} '
         f'with the symbols has {known:,}; give the dictionaries of this model, '
         'of one pair of languages'
       )
