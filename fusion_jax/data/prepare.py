@@ -6,7 +6,6 @@ The folder is named by everything that its content depends on, so the same
 config over the same text finds it again. The text is streamed.
 """
 
-import argparse
 import concurrent.futures
 import contextlib
 import hashlib
@@ -22,17 +21,10 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from fusion_jax.config import DataConfig
-from fusion_jax.config.flags import parse_experiment
+from fusion_jax.config.flags import command_parser, parse_experiment
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data import encoding, prepared
 from fusion_jax.data.corpora import Text, tokenizer_pair_count, tokenizer_pairs
-from fusion_jax.data.encoding import (
-  ChunkEncoder,
-  EncodedChunk,
-  KeptChunk,
-  PairEncoder,
-  RawChunk,
-)
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
@@ -152,12 +144,14 @@ def _fill(
   (directory / prepared.TARGET_MODEL).write_bytes(target.model)
   alphas = data.sampling.source_alpha, data.sampling.target_alpha
   encoders = {
-    text.direction.name: PairEncoder((source.tagged(text.tags), target), alphas)
+    text.direction.name: encoding.PairEncoder(
+      (source.tagged(text.tags), target), alphas
+    )
     for text in texts
   }
   splits = {}
   count = _process_count(texts)
-  with Workers(ChunkEncoder(encoders, data.filter), count) as workers:
+  with Workers(encoding.ChunkEncoder(encoders, data.filter), count) as workers:
     writer = _RecordWriter(directory)
     for name in ('train', 'valid', 'test'):
       if parts := [text for text in texts if name in text.totals]:
@@ -172,9 +166,8 @@ def _fill(
 def _process_count(texts: Sequence[Text]) -> int:
   """Return how many processes encode: one where starting others is slower."""
   pairs = sum(sum(text.totals.values()) for text in texts)
-  if pairs < _PAIRS_FOR_PROCESSES:
-    return 1
-  return min(usable_cores(), _MOST_PROCESSES)
+  most = _MOST_PROCESSES if pairs >= _PAIRS_FOR_PROCESSES else 1
+  return min(usable_cores(), most)
 
 
 def _tokenizers(
@@ -221,7 +214,6 @@ class _RecordWriter(tfds.core.SequentialWriter):
   """
 
   def __init__(self, directory: Path):
-    """Start a TFDS dataset without splits."""
     info = tfds.core.DatasetInfo(
       builder=tfds.core.DatasetIdentity(
         name=prepared.DATASET,
@@ -251,7 +243,10 @@ class _SplitWriter:
   """
 
   def __init__(
-    self, name: str, writer: _RecordWriter, workers: Workers[ChunkEncoder]
+    self,
+    name: str,
+    writer: _RecordWriter,
+    workers: Workers[encoding.ChunkEncoder],
   ):
     self.name, self._writer, self._workers = name, writer, workers
     self._stored, self._rows = 0, [np.zeros([0], np.int64)]
@@ -260,13 +255,12 @@ class _SplitWriter:
     writer.initialize_splits([name])
 
   def write(self, text: Text) -> None:
-    """Write a direction."""
     counts = self.counts[text.direction.name] = Counter()
     if self.name == 'train':
       encoder = self._workers.state.encoders[text.direction.name]
       chunks = self._kept(text, counts)
       if any(encoder.alphas):
-        chunks = self._workers.in_order(ChunkEncoder.longest, chunks)
+        chunks = self._workers.in_order(encoding.ChunkEncoder.longest, chunks)
       for kept in chunks:
         self.add(kept.records, kept.lengths)
       return
@@ -275,7 +269,9 @@ class _SplitWriter:
       self._rows.append(self._stored + np.flatnonzero(chunk.usable))
       self.add(chunk.records, chunk.lengths[chunk.usable])
 
-  def _kept(self, text: Text, counts: Counter[str]) -> Iterator[KeptChunk]:
+  def _kept(
+    self, text: Text, counts: Counter[str]
+  ) -> Iterator[encoding.KeptChunk]:
     """Yield the training pairs that are kept; count all."""
     seen: set[bytes] = set()
     row = self._stored
@@ -284,16 +280,18 @@ class _SplitWriter:
       counts.update(_counted(chunk))
       usable = chunk.usable
       kept = list(itertools.compress(chunk.records, usable))
-      yield KeptChunk(text.direction.name, row, kept, chunk.lengths[usable])
+      yield encoding.KeptChunk(
+        text.direction.name, row, kept, chunk.lengths[usable]
+      )
       row += len(kept)
 
-  def _encoded(self, text: Text) -> Iterator[EncodedChunk]:
+  def _encoded(self, text: Text) -> Iterator[encoding.EncodedChunk]:
     pairs = text.read(self.name, f'encoding {self.name}')
     # An empty chunk is the last one.
     chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
     name, is_train = text.direction.name, self.name == 'train'
-    raw = (RawChunk(name, is_train, chunk) for chunk in chunks)
-    return self._workers.in_order(ChunkEncoder.encode, raw)
+    raw = (encoding.RawChunk(name, is_train, chunk) for chunk in chunks)
+    return self._workers.in_order(encoding.ChunkEncoder.encode, raw)
 
   def add(self, chunk: Sequence[bytes], lengths: np.ndarray) -> None:
     """Add records, and the lengths of those that are examples."""
@@ -311,7 +309,7 @@ class _SplitWriter:
       np.save(directory / prepared.ROWS.format(split=self.name), rows)
 
 
-def _counted(chunk: EncodedChunk) -> Counter[str]:
+def _counted(chunk: encoding.EncodedChunk) -> Counter[str]:
   """Count pairs, those dropped by reason, and subwords of those kept."""
   counts = Counter(filter(None, chunk.reasons))
   counts['pairs'] = len(chunk.records)
@@ -322,7 +320,6 @@ def _counted(chunk: EncodedChunk) -> Counter[str]:
 
 
 def _report(counts: Counter[str]) -> dict[str, Any]:
-  """Return the counts of a split, or of a direction of it, as JSON values."""
   dropped = {reason: counts[reason] for reason in encoding.REASONS}
   return {
     'pairs': counts['pairs'],
@@ -398,13 +395,8 @@ def report_table(report: dict[str, Any]) -> str:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Prepare the corpus of a config and print its folder."""
   start_logging()
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax prepare',
-    description='Prepare the corpus of a config; print its folder.',
-  )
-  config, _ = parse_experiment(argv, parser)
+  config, _ = parse_experiment(argv, command_parser(__doc__, 'prepare'))
   print(prepare(config.data).directory)
 
 

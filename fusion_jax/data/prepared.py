@@ -15,7 +15,7 @@ A split holds several directions one after the other, in the report's order.
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,6 @@ class PreparedCorpus:
   """Content of a prepared folder; its report has the counts of each split."""
 
   def __init__(self, directory: str | Path):
-    """Open a folder."""
     self.directory = Path(directory)
     try:
       self.report = read_json(self.directory / REPORT, dict[str, Any])
@@ -62,7 +61,6 @@ class PreparedCorpus:
       )
 
   def has_split(self, name: str) -> bool:
-    """Return whether there is a split of that name."""
     return name in self.report['splits']
 
   def split(self, name: str, direction: str = '') -> 'Split':
@@ -72,7 +70,13 @@ class PreparedCorpus:
         f'{self.directory}: no split {name!r}; it has '
         f'{", ".join(self.report["splits"])}'
       )
-    parts = self._parts(name)
+    report = self.report['splits'][name]
+    stored = 'kept' if name == 'train' else 'pairs'
+    counts = report.get('directions') or dict.fromkeys(self._encoders, report)
+    parts = {
+      part: DirectionSplit(self._encoders[part], own[stored], own['kept'])
+      for part, own in counts.items()
+    }
     if direction and direction not in parts:
       raise InputError(
         f'{self.directory}: split {name!r} has nothing of {direction}; it has '
@@ -80,15 +84,6 @@ class PreparedCorpus:
       )
     self._check_files(LENGTHS.format(split=name), ROWS.format(split=name))
     return Split(self.directory, name, parts, direction)
-
-  def _parts(self, name: str) -> dict[str, 'DirectionSplit']:
-    report = self.report['splits'][name]
-    stored = 'kept' if name == 'train' else 'pairs'
-    counts = report.get('directions') or dict.fromkeys(self._encoders, report)
-    return {
-      name: DirectionSplit(self._encoders[name], own[stored], own['kept'])
-      for name, own in counts.items()
-    }
 
   def _check_files(self, *names: str) -> None:
     """Compare files with their digests."""
@@ -137,7 +132,6 @@ class Split:
     parts: Mapping[str, DirectionSplit],
     direction: str = '',
   ):
-    """Open the shards of a split."""
     chosen = {direction: parts[direction]} if direction else parts
     before = [*itertools.takewhile(lambda part: part not in chosen, parts)]
     self.directions = {part: own.examples for part, own in chosen.items()}
@@ -160,7 +154,6 @@ class Split:
     ]
 
   def __len__(self) -> int:
-    """Return the number of examples."""
     return len(self.lengths)
 
   def __getitem__(self, index: int) -> Example:
@@ -170,10 +163,6 @@ class Split:
     if not len(example.source):
       (example,) = self._encoder(index).encode([texts_of(record)])
     return example
-
-  def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-    """Return the ids of many pairs."""
-    return [self[index] for index in indices]
 
   def sample(self, index: int, seed: int) -> Example:
     """Return the ids of a pair, in a random segmentation if it is sampled."""
@@ -206,7 +195,6 @@ class Records:
   """
 
   def __init__(self, directory: Path, split: str):
-    """Open the files."""
     self._files = sorted(directory.glob(f'{DATASET}-{split}.array_record-*'))
     options = 'readahead_buffer_size:0,max_parallelism:0'
     try:
@@ -220,7 +208,6 @@ class Records:
     self._ends = list(itertools.accumulate(sizes, initial=0))
 
   def __len__(self) -> int:
-    """Return the number of records."""
     return self._ends[-1]
 
   def __getitem__(self, index: int) -> bytes:

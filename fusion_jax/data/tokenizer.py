@@ -55,7 +55,6 @@ def normalise(line: str) -> str:
 
 
 def normalised(pair: tuple[str, str]) -> tuple[str, str]:
-  """Return both lines of a pair normalised."""
   return normalise(pair[0]), normalise(pair[1])
 
 
@@ -77,13 +76,10 @@ _TOO_SMALL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Size of a vocabulary, and the ids of symbols that a model needs.
-
-  The decoder reads `start` before the first target subword.
-  """
+  """Size of a vocabulary, and the ids of symbols that a model needs."""
 
   size: int
-  start: int
+  start: int  # What the decoder reads first.
   end: int
   unknown: int
 
@@ -95,7 +91,6 @@ class Tokenizer:
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
-    """Load a model."""
     self.model = model
     self.digest = hashlib.sha256(model).hexdigest()
     self.tags: tuple[int, ...] = ()
@@ -105,23 +100,20 @@ class Tokenizer:
       raise InputError(
         f'{name}: has no end symbol; train it with eos_id and bos_id'
       )
-    self.vocabulary = Vocabulary(
-      size=self._processor.get_piece_size(),
-      start=start if start >= 0 else end,
-      end=end,
-      unknown=self._processor.unk_id(),
-    )
+    start = start if start >= 0 else end
+    size, unknown = self._processor.get_piece_size(), self._processor.unk_id()
+    self.vocabulary = Vocabulary(size, start, end, unknown)
 
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
-    """Load a `.model` file."""
     check_regular(Path(path))
     with read_errors(path):
       return cls(Path(path).read_bytes(), str(path))
 
   def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
     """Return a tokenizer of this model with tags before the ids of a line."""
-    tags = []
+    tagged = copy.copy(self)
+    tagged.tags = ()
     for piece in pieces:
       number = self.id_of(piece)
       if number is None:
@@ -129,11 +121,7 @@ class Tokenizer:
           f'the tag {piece!r} is no piece of the tokenizer; train it with this '
           'control symbol, or change data.source_tag or data.target_tag'
         )
-      tags.append(number)
-    if not tags and not self.tags:
-      return self
-    tagged = copy.copy(self)
-    tagged.tags = tuple(tags)
+      tagged.tags += (number,)
     return tagged
 
   def encode(self, text: str) -> list[int]:
@@ -177,12 +165,10 @@ class Tokenizer:
     return self._processor.id_to_piece(list(ids))
 
   def surfaces(self, ids: Sequence[int]) -> list[str]:
-    """Return the part of the detokenised text that each id stands for.
-
-    What is unknown has no spaces around it, because it may be within a word.
-    """
+    """Return the part of the detokenised text that each id stands for."""
     decoded = self._processor.decode(list(ids), out_type='serialized_proto')
     text_proto = sentencepiece_pb2.SentencePieceText.FromString(decoded or b'')
+    # What is unknown may be within a word.
     unknown = self.vocabulary.unknown
     return [
       piece.surface.strip() if piece.id == unknown else piece.surface
@@ -195,10 +181,7 @@ class Tokenizer:
     return _trainer_spec(self.model).treat_whitespace_as_suffix
 
   def places(self, text: str) -> list[int | None]:
-    """Return the character of the line at which each id of `encode` begins.
-
-    A space before a word is part of its first subword. Tags have no place.
-    """
+    """Return the character at which each id of `encode` begins; tags: None."""
     encoded = self._processor.encode(text, out_type='serialized_proto')
     text_proto = sentencepiece_pb2.SentencePieceText.FromString(encoded)
     # SentencePiece counts the bytes of UTF-8.
@@ -207,10 +190,7 @@ class Tokenizer:
     return [*(None for _ in self.tags), *places] if places else []
 
   def changes(self, text: str) -> bool:
-    """Return whether it, or `normalise`, writes the words of a line otherwise.
-
-    No translation equals such a line.
-    """
+    """Return whether it cannot write the words of a line as they stand."""
     written = self._processor.normalize(normalise(text)).replace('▁', ' ')
     return written.split() != text.split()
 
@@ -368,7 +348,6 @@ class SubwordSampler:
   """
 
   def __init__(self, processor: sentencepiece.SentencePieceProcessor):
-    """Read the pieces of a model."""
     self._processor = processor
     special = (
       processor.is_control,
@@ -475,5 +454,4 @@ class SubwordSampler:
 
 @functools.lru_cache(8)
 def _sampler(processor: sentencepiece.SentencePieceProcessor) -> SubwordSampler:
-  """Return the sampler of a model, which tokenizers with tags share."""
   return SubwordSampler(processor)

@@ -22,7 +22,6 @@ from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Average the checkpoints, and write and print the new run directory."""
   parser = command_parser(__doc__, 'average')
   add = parser.add_argument
   add('--workdir', type=Path, required=True, help='the run directory')

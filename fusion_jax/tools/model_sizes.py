@@ -36,7 +36,6 @@ def parameter_rows(
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Print one line per parameter, and the sum."""
   config, _ = parse_experiment(argv, command_parser(__doc__, 'sizes'))
   total = 0
   for name, shape, axes in parameter_rows(config):

@@ -25,7 +25,6 @@ _INDICES = re.compile(r'(_\d+)+$')
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Translate the test split with beam search and print the results."""
   parser = command_parser(__doc__)
   parser.add_argument('--workdir', type=Path, required=True)
   add_direction_flags(parser)

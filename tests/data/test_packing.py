@@ -141,17 +141,6 @@ def test_every_example_once_an_epoch_and_no_row_too_full(
     assert sorted(seen) == list(range(len(lengths)))
 
 
-def test_examples_change_their_company():
-  # 40 pairs of the same lengths, two a row: over epochs any two may meet.
-  plan = PackedPlan(np.full((40, 2), 5, np.int32), Shape(20, 10, 10), 0)
-  partners = set()
-  for epoch in range(400):
-    examples = plan.epoch(epoch).batch(0)[1]
-    row = examples[(examples == 0).any(axis=1)][0]
-    partners.add(int(row.sum()))
-  assert partners == set(range(1, 40))
-
-
 def test_order_of_a_seed_never_changes():
   # Made by this code with numpy 2.4.6. If it changes, a run that is resumed
   # repeats some examples in the rest of its epoch and misses others.

@@ -349,10 +349,7 @@ def _optimizer_bytes(ema: float) -> float:
   model = dataclasses.replace(PRESETS['tiny'], width=64, filter=256)
   config = ExperimentConfig(model=model, training=TrainingConfig(ema=ema))
   program = training_program(
-    config,
-    Transformer(model, 256, 256, 1),
-    Shape(2, 4, 4),
-    jax.devices()[:1],
+    config, Transformer(model, 256, 256, 1), Shape(2, 4, 4), jax.devices()[:1]
   )
   text = program.traced.lower().compile().as_text()
   moved = sum(x.moved for x in traffic(text) if x.part == 'optimizer')

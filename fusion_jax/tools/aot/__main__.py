@@ -52,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Read the flags, compile the program and print its figures."""
   config, flags = parse_experiment(argv, _parser())
   topology = read_topology(flags.topology)
   for name in ('find_batch', 'target_length'):
@@ -90,7 +89,6 @@ def _figures(
 
 
 def report(topology: Topology, step: str, figures: 'Figures') -> str:
-  """Write the figures, one per line."""
   chip, chips = topology.figures, figures.chips
   rows, source, target = figures.shape
   axes = ' x '.join(f'{axis} {size}' for axis, size in figures.mesh.items())

@@ -182,21 +182,13 @@ _DEVICES = re.compile(r'num_partitions=(\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """One exchange between devices.
+  """One exchange between devices, or between slices, as its kind says then."""
 
-  Attributes:
-    kind: Name of the operation, such as 'all-reduce'. Over the network of
-      several slices, ' between slices' follows, and the members are slices.
-    size: Bytes of the whole array that is summed, cut or put together.
-    members: Devices of the first group that exchanges, by their place in the
-      mesh, with the last axis changing first.
-    times: Number of times that it is done in a run of the program.
-  """
-
-  kind: str
-  size: int
+  kind: str  # 'all-reduce', 'all-reduce between slices' and so on.
+  size: int  # Bytes of the whole array that is summed, cut or put together.
+  # Of the first group, by place in the mesh, the last axis changing first.
   members: tuple[int, ...]
-  times: int
+  times: int  # In a run of the program.
 
   @property
   def sent(self) -> float:

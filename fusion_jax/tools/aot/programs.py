@@ -23,25 +23,15 @@ from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import abstract_batch, training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.decoding import model_step
 from fusion_jax.decoding.batches import decode_shapes
-from fusion_jax.decoding.model_step import (
-  SearchRows,
-  SearchSettings,
-  Source,
-  search_batch,
-)
 from fusion_jax.errors import CheckFailed, require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.tools.aot.counts import (
-  Total,
-  collectives,
-  product_gflop,
-  totals,
-)
+from fusion_jax.tools.aot import counts
 from fusion_jax.tools.aot.topology import GIB, Chip
 from fusion_jax.training.build import check_experiment, plan_state
 from fusion_jax.training.optimizer import optimizer_for
@@ -55,46 +45,33 @@ _START, _END = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class ProgramRequest:
-  """What of a config is compiled.
-
-  Attributes:
-    source_length, target_length: Positions of a batch; None for those of the
-      other side, if they are given, or else the most that the config allows.
-    prepared: Prepared folder that gives shapes and vocabularies; '' for none.
-  """
+  """What of a config is compiled."""
 
   step: Literal['train', 'decode'] = 'train'
+  # None: that of the other side, or else the most that the config allows.
   source_length: int | None = None
   target_length: int | None = None
-  prepared: str = ''
+  prepared: str = ''  # Prepared folder that gives shapes and vocabularies.
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A program that is ready to be compiled.
-
-  Attributes:
-    weights: Shapes of the model's parameters, and their sharding.
-    trips: Number of iterations of a loop whose count is unknown: the most steps
-      of a search.
-  """
+  """A program that is ready to be compiled."""
 
   traced: jax.stages.Traced
   mesh: Mesh
   shape: Shape
-  weights: Any
-  trips: int = 1
+  weights: Any  # Shapes of the model's parameters, and their sharding.
+  trips: int = 1  # Of a loop of unknown count: the most steps of a search.
 
   @property
   def parameters(self) -> int:
-    """The number of the model's parameters."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(self.weights))
 
 
 def program_for(
   config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
-  """Trace the training step or the search."""
   sizes = vocabulary_sizes(config, request.prepared)
   model = Transformer(config.model, *sizes, _START)
   if request.step == 'train':
@@ -106,7 +83,6 @@ def program_for(
 def vocabulary_sizes(
   config: ExperimentConfig, prepared: str
 ) -> tuple[int, int]:
-  """Return the sizes of source and target vocabulary."""
   if not prepared:
     return (config.data.tokenizer.vocabulary_size,) * 2
   corpus = PreparedCorpus(prepared)
@@ -191,11 +167,11 @@ def _search_program(
   # Rows are added as `placed` fills up the devices of a process.
   rows = math.ceil(shape.rows / (mesh.size // processes)) * mesh.size
   numbers = _ids((rows,), by_rows(mesh))
-  source = Source(_ids((rows, shape.source), by_rows(mesh)), numbers)
+  source = model_step.Source(_ids((rows, shape.source), by_rows(mesh)), numbers)
   with jax.set_mesh(mesh):
-    traced = search_batch.trace(
+    traced = model_step.search_batch.trace(
       (parameters,),
-      SearchRows((source,), numbers, numbers),
+      model_step.SearchRows((source,), numbers, numbers),
       models=(model,),
       settings=_settings(config.decoding),
       max_length=shape.target,
@@ -204,9 +180,9 @@ def _search_program(
   return Program(traced, mesh, shape, parameters, shape.target)
 
 
-def _settings(options: DecodingConfig) -> SearchSettings:
+def _settings(options: DecodingConfig) -> model_step.SearchSettings:
   """Return settings as `search_settings` does, without tokenizer."""
-  return SearchSettings(
+  return model_step.SearchSettings(
     beam=options.beam_size,
     keep=1,
     end_id=_END,
@@ -237,36 +213,27 @@ class DoesNotFit(CheckFailed):
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-  """Figures of a compiled program.
-
-  Attributes:
-    peak: Most bytes that a chip has in use.
-    state: Bytes of the arguments per chip, which stay between steps.
-    flops: Operations of the matrix products of all chips; of a search, those of
-      the most steps.
-    moved: Bytes that a chip reads and writes, as estimated by XLA: a loop's
-      body counts once, as does what stays on the chip. 0 without an estimate.
-  """
+  """Figures of a compiled program."""
 
   mesh: dict[str, int]
   shape: Shape
   parameters: int
-  peak: int
-  state: int
-  flops: float
+  peak: int  # Most bytes that a chip has in use.
+  state: int  # Bytes of the arguments per chip, which stay between steps.
+  flops: float  # Of the products of all chips; of a search, at most.
+  # Bytes that a chip reads and writes, as XLA estimates: a loop's body counts
+  # once, as does what stays on the chip. 0 without an estimate.
   moved: float
-  exchanges: dict[str, Total]
+  exchanges: dict[str, counts.Total]
   trace_seconds: float
   compile_seconds: float
 
   @property
   def chips(self) -> int:
-    """The number of chips that compute the program together."""
     return math.prod(self.mesh.values())
 
   @property
   def sent(self) -> float:
-    """The bytes that a chip sends."""
     return sum(total.sent for total in self.exchanges.values())
 
 
@@ -297,9 +264,9 @@ def figures_for(
     parameters=program.parameters,
     peak=memory.peak_memory_in_bytes,
     state=memory.argument_size_in_bytes,
-    flops=1e9 * product_gflop(counted.traced.jaxpr, counted.trips),
+    flops=1e9 * counts.product_gflop(counted.traced.jaxpr, counted.trips),
     moved=float((compiled.cost_analysis() or {}).get('bytes accessed', 0)),
-    exchanges=totals(collectives(text, program.trips)),
+    exchanges=counts.totals(counts.collectives(text, program.trips)),
     trace_seconds=traced - begin,
     compile_seconds=seconds,
   )
@@ -307,7 +274,6 @@ def figures_for(
 
 
 def _compiled(program: Program, chip: Chip) -> Any:
-  """Return the compiled program; raise DoesNotFit."""
   try:
     compiled: Any = program.traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:

@@ -14,33 +14,6 @@ from fusion_jax.errors import InputError, first_line
 GIB = 2**30
 
 _NAME = re.compile(r'(?:(\d{1,6})x)?([a-z]\w*):(\d{1,6}(?:x\d{1,6}){0,2})')
-# What libtpu asks about the machine that it believes to run on. The topology
-# alone decides what is compiled for.
-_TPU_HOST = {
-  'TPU_SKIP_MDS_QUERY': '1',
-  'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
-  'TPU_WORKER_HOSTNAMES': 'localhost',
-  'TPU_WORKER_ID': '0',
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-}
-# What all cards have in XLA's GpuTargetConfigProto.
-_GPU_TARGET = """
-gpu_device_info {{
-  {target}
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  threads_per_core_limit: 2048
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 }}
-device_description_str: "{name}"
-"""
 
 
 class Chip(NamedTuple):
@@ -57,10 +30,8 @@ class Chip(NamedTuple):
 
 
 _FILE = Path(__file__).with_name('chips.toml')
-CHIPS = {
-  name: Chip(**figures)
-  for name, figures in tomllib.loads(_FILE.read_text('utf-8')).items()
-}
+_DATA = tomllib.loads(_FILE.read_text('utf-8'))
+CHIPS = {name: Chip(**figures) for name, figures in _DATA['chips'].items()}
 
 
 class Topology(NamedTuple):
@@ -73,12 +44,10 @@ class Topology(NamedTuple):
 
   @property
   def figures(self) -> Chip:
-    """The figures of one chip."""
     return CHIPS[self.chip]
 
   @property
   def is_gpu(self) -> bool:
-    """Whether its chips are cards of hosts."""
     return bool(self.figures.target)
 
 
@@ -103,7 +72,7 @@ def read_topology(name: str) -> Topology:
 
 def without_accelerator() -> None:
   """Keep JAX from looking for accelerators; call it before importing JAX."""
-  os.environ.update(_TPU_HOST | {'JAX_PLATFORMS': 'cpu'})
+  os.environ.update(_DATA['tpu_host'] | {'JAX_PLATFORMS': 'cpu'})
 
 
 def topology_devices(topology: Topology) -> Sequence[Any]:
@@ -141,8 +110,7 @@ def _of_tpus(topology: Topology) -> tuple[str, dict[str, Any]]:
 
 def _of_gpus(topology: Topology) -> tuple[str, dict[str, Any]]:
   """Return the name and the options of a topology for the CUDA plugin."""
-  target = _GPU_TARGET.format(
-    target=topology.figures.target, name=topology.chip.upper()
-  )
+  target = _DATA['gpu_target'].replace('TARGET', topology.figures.target)
+  target = target.replace('NAME', topology.chip.upper())
   cards = f'1x{topology.slices}x{topology.shape[0]}'
   return '', {'target_config': target, 'topology': cards}

@@ -140,7 +140,6 @@ def _platforms(text: str) -> tuple[str, ...]:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Read the flags and export the run."""
   flags = parse_arguments(argv, _parser())
   start_logging()
   check_output(flags.output)

@@ -10,6 +10,7 @@ Axis letters: D model width, P positions, V vocabulary.
 
 import dataclasses
 import logging
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -89,7 +90,6 @@ def _save(model: Any, folder: Path) -> None:
 
 
 def library() -> ModuleType:
-  """Return the package ctranslate2."""
   try:
     import ctranslate2
   except ImportError:
@@ -100,7 +100,6 @@ def library() -> ModuleType:
 
 
 def check_model(config: ModelConfig) -> None:
-  """Refuse a model that CTranslate2 cannot compute."""
   _only(('pre', 'post'), 'norm', config.norm)
   _only(('plain',), 'residual', config.residual)
   sides: tuple[Side, ...] = ('encoder', 'decoder')
@@ -158,10 +157,8 @@ def _layers(stack: Parameters, count: int) -> list[Parameters]:
   if 'layers' not in stack:
     return [stack[f'layer_{index}'] for index in range(count)]
   stacked = jax.device_get(stack['layers'])
-  return [
-    jax.tree.map(lambda leaf, index=index: leaf[index], stacked)
-    for index in range(count)
-  ]
+  take = map(operator.itemgetter, range(count))
+  return [jax.tree.map(one, stacked) for one in take]
 
 
 def _set_layer(layer: Any, values: Parameters) -> None:
@@ -220,7 +217,6 @@ def _sinusoids(config: ExperimentConfig) -> Float32[np.ndarray, 'P D']:
 
 
 def _set_vocabularies(model: Any, run: TrainedModel) -> None:
-  """Set the pieces of both sides, and the special ones."""
   source, target = run.source_tokenizer, run.target_tokenizer
   model.register_source_vocabulary(source.pieces())
   model.register_target_vocabulary(target.pieces())

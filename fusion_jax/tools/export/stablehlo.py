@@ -26,21 +26,9 @@ from jaxtyping import Array, Int32
 
 from fusion_jax import __version__
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.batches import (
-  DecodeShape,
-  decode_shapes,
-  padded,
-  shortest_target,
-  target_limit,
-)
+from fusion_jax.decoding import batches, model_step
 from fusion_jax.decoding.certify import relative_gaps, rounding
 from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.model_step import (
-  SearchRows,
-  Source,
-  search_batch,
-  search_settings,
-)
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.runs.loading import TrainedModel
@@ -70,7 +58,7 @@ class SearchProgram:
 
   run: TrainedModel
   options: DecodingConfig
-  shape: DecodeShape
+  shape: batches.DecodeShape
   n_best: int
 
   @property
@@ -82,7 +70,6 @@ class SearchProgram:
 
   @property
   def file(self) -> str:
-    """The name of its file."""
     return f'{self.shape.rows}x{self.shape.source}.stablehlo'
 
   def weights(self) -> Weights:
@@ -98,18 +85,23 @@ class SearchProgram:
     limits: Int32[Array | np.ndarray, ' B'],
     numbers: Int32[Array | np.ndarray, ' B'] | None = None,
   ) -> Hypotheses:
-    """Translate a batch."""
     requirements = None
     if self.options.min_length_ratio or self.options.min_length_extra:
       sizes = range(self.shape.source + 1)
-      shortest = jnp.array([shortest_target(n, self.options) for n in sizes])
+      shortest = jnp.array(
+        [batches.shortest_target(n, self.options) for n in sizes]
+      )
       requirements = Requirements(jnp.minimum(shortest[lengths], limits))
     numbers = lengths if numbers is None else numbers
-    return search_batch(
+    return model_step.search_batch(
       (traverse_util.unflatten_dict(weights, sep='/'),),
-      SearchRows((Source(source, lengths),), limits, numbers, requirements),
+      model_step.SearchRows(
+        (model_step.Source(source, lengths),), limits, numbers, requirements
+      ),
       models=(self.run.model,),
-      settings=search_settings(self.options, alone(self.run), self.n_best),
+      settings=model_step.search_settings(
+        self.options, alone(self.run), self.n_best
+      ),
       max_length=self.shape.target,
     )
 
@@ -177,7 +169,7 @@ def _programs(
       f'{options.beam_size}'
     )
   # Refuse forbidden pieces that do not exist before anything is written.
-  search_settings(options, alone(run), n_best)
+  model_step.search_settings(options, alone(run), n_best)
   return [
     SearchProgram(run, options, shape, n_best)
     for shape in _shapes(shapes, options, run.longest)
@@ -186,7 +178,7 @@ def _programs(
 
 def _shapes(
   given: Sequence[tuple[int, int]], options: DecodingConfig, longest: int | None
-) -> list[DecodeShape]:
+) -> list[batches.DecodeShape]:
   if not given:
     return _default_shapes(options, longest)
   shapes = []
@@ -196,17 +188,17 @@ def _shapes(
         f'--shapes={rows}x{source}: the model has {longest} learned positions; '
         f'give at most {rows}x{longest}'
       )
-    target = target_limit(source, options, longest)
-    shapes.append(DecodeShape(rows, source, target))
+    target = batches.target_limit(source, options, longest)
+    shapes.append(batches.DecodeShape(rows, source, target))
   return shapes
 
 
 def _default_shapes(
   options: DecodingConfig, longest: int | None
-) -> list[DecodeShape]:
+) -> list[batches.DecodeShape]:
   """Return a row and a full batch of some lengths, the longest included."""
-  every = decode_shapes(options, longest)
-  chosen: list[DecodeShape] = []
+  every = batches.decode_shapes(options, longest)
+  chosen: list[batches.DecodeShape] = []
   for source in sorted({shape.source for shape in every})[::-_LENGTH_STEP]:
     of_length = [shape for shape in every if shape.source == source]
     chosen += {of_length[0], of_length[-1]}
@@ -236,11 +228,11 @@ def _write_program(
     return tuple(getattr(hypotheses, name) for name in RESULTS)
 
   rows, length, _ = program.shape
-  shapes = dict.fromkeys(program.arguments, (rows,))
-  shapes |= {'source': (rows, length)}
+  shapes: list[tuple[int, ...]] = [(rows,)] * len(program.arguments)
+  shapes[0] = rows, length
   exported = jax.export.export(jax.jit(translate), platforms=platforms)(
     jax.eval_shape(program.weights),
-    *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes.values()),
+    *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes),
   )
   (folder / program.file).write_bytes(exported.serialize())
   return exported.calling_convention_version
@@ -249,7 +241,6 @@ def _write_program(
 def _description(
   programs: Sequence[SearchProgram], platforms: Sequence[str], convention: int
 ) -> dict[str, Any]:
-  """Return the content of export.json."""
   first = programs[0]
   run, decoding = first.run, first.options
   return {
@@ -310,12 +301,12 @@ def _difference(
   sentences = random_sentences(vocabulary, lengths, rng)
   theirs = exported(sentences, range(rows))
   limits = [
-    target_limit(len(sentence), program.options, run.longest)
+    batches.target_limit(len(sentence), program.options, run.longest)
     for sentence in sentences
   ]
   found = program.search(
     weights,
-    *padded(sentences, rows, source, vocabulary.end),
+    *batches.padded(sentences, rows, source, vocabulary.end),
     np.asarray(limits, np.int32),
     np.arange(rows, dtype=np.int32),
   )

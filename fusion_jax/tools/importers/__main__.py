@@ -50,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Import the model, and print its run directory."""
   flags = parse_arguments(argv, _parser())
   start_logging()
   check_output(flags.output)
@@ -68,7 +67,6 @@ def main(argv: list[str]) -> None:
 
 
 def _import(flags: argparse.Namespace) -> None:
-  """Write the model of another program as a run directory."""
   # Imported after the flags are read, because JAX loads slowly.
   from fusion_jax.runs.checkpoint import write_run
   from fusion_jax.runs.loading import make_model

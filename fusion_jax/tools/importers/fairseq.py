@@ -16,35 +16,15 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.tools.importers.imported import (
-  PROGRAMS,
-  Imported,
-  Options,
-  config_of,
-  languages_of,
-  read_options,
-)
-from fusion_jax.tools.importers.torch_weights import (
-  Record,
-  arrays_of,
-  read_torch,
-)
+from fusion_jax.tools.importers import imported, torch_weights
 from fusion_jax.tools.importers.vocabularies import Vocabulary, read_sides
 
 # Modules and classes of a checkpoint's options, which are read as dictionaries.
-_INERT = frozenset(
-  {
-    'argparse',
-    'omegaconf',
-    'fairseq',
-    'numpy',
-    '_codecs',
-    'typing',
-    'enum',
-    'collections.defaultdict',
-    *(f'builtins.{n}' for n in ('dict', 'list', 'int', 'float', 'str', 'bool')),
-  }
-)
+_INERT = frozenset((
+  *('argparse', 'omegaconf', 'fairseq', 'numpy', '_codecs', 'typing', 'enum'),
+  'collections.defaultdict',
+  *(f'builtins.{n}' for n in ('dict', 'list', 'int', 'float', 'str', 'bool')),
+))  # fmt: skip
 
 # Queries, keys and values as one, before 2019.
 _JOINT = re.compile(r'(\w+\.layers\.\d+\.\w+_attn)\.in_proj_(weight|bias)')
@@ -56,11 +36,11 @@ _FILLER = 'madeupword'
 # Rows of a table of learned positions that stand for no position.
 _UNUSED_POSITIONS = 2
 
-_NAMES = PROGRAMS['fairseq']
+_NAMES = imported.PROGRAMS['fairseq']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FairseqConfig(Options):
+class FairseqConfig(imported.Options):
   """Options of a checkpoint that decide what the model computes.
 
   The defaults are those of the architecture `transformer`.
@@ -91,16 +71,12 @@ class FairseqConfig(Options):
 
 # Options of both sides that must be the same.
 _BOTH_SIDES = (
-  'embed_dim',
-  'ffn_embed_dim',
-  'attention_heads',
-  'normalize_before',
-  'learned_pos',
+  *('embed_dim', 'ffn_embed_dim', 'attention_heads'),
+  *('normalize_before', 'learned_pos'),
 )
 
 
-def read(flags: argparse.Namespace) -> Imported:
-  """Read a folder of a Transformer that fairseq trained."""
+def read(flags: argparse.Namespace) -> imported.Imported:
   if flags.source_spm is None:
     raise InputError(
       f'--input={flags.input}: fairseq reads text that is cut into pieces; '
@@ -108,9 +84,11 @@ def read(flags: argparse.Namespace) -> Imported:
       '--target_spm, where the target has one of its own)'
     )
   path = _checkpoint(flags.input)
-  saved = read_torch(path, _INERT)
+  saved = torch_weights.read_torch(path, _INERT)
   config = _read_config(saved, path)
-  languages = languages_of(flags, path, config.source_lang, config.target_lang)
+  languages = imported.languages_of(
+    flags, path, config.source_lang, config.target_lang
+  )
   source, target = (
     _read_dictionary(flags.input / f'dict.{language}.txt')
     for language in languages
@@ -118,7 +96,7 @@ def read(flags: argparse.Namespace) -> Imported:
   models = [flags.source_spm, flags.target_spm or flags.source_spm]
   sides = read_sides(models, (source, target))
   missing = f'{path}: no checkpoint of fairseq: it has no model'
-  arrays = _renamed(arrays_of(saved.get('model'), missing))
+  arrays = _renamed(torch_weights.arrays_of(saved.get('model'), missing))
   _check_rows(path, arrays, source, target)
   for side in ('source', 'target'):
     (table,) = _NAMES.tables[f'{side}_positions']
@@ -129,8 +107,8 @@ def read(flags: argparse.Namespace) -> Imported:
     (bias,) = _NAMES.tables['output_bias']
     arrays[bias] = np.zeros(sides.target.before, np.float32)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
-  run = config_of(flags, languages, _model_of(config, more), decoding)
-  return Imported(run, sides, path, arrays, _NAMES)
+  run = imported.config_of(flags, languages, _model_of(config, more), decoding)
+  return imported.Imported(run, sides, path, arrays, _NAMES)
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -158,12 +136,12 @@ def _read_config(saved: Any, path: Path) -> FairseqConfig:
       f'{path}: no checkpoint of fairseq-train of the architecture transformer '
       f'or a named shape of it, got {name!r}'
     )
-  return read_options(options, FairseqConfig, _BOTH_SIDES, path)
+  return imported.read_options(options, FairseqConfig, _BOTH_SIDES, path)
 
 
 def _plain(value: Any) -> Any:
   """Return options without the records of omegaconf around them."""
-  if isinstance(value, Record):
+  if isinstance(value, torch_weights.Record):
     content = value.get('_content', value.get('_val', value))
     return _plain(dict(content)) if isinstance(content, dict) else content
   if isinstance(value, Mapping):
@@ -243,10 +221,10 @@ def _check_rows(
   sides = {'source_embedding': source, 'target_embedding': target}
   for table, vocabulary in sides.items():
     (name,) = _NAMES.tables[table]
-    rows, known = len(arrays.get(name, ())), len(vocabulary.pieces)
-    if rows not in (0, known):
+    rows, known = np.shape(arrays.get(name, ()))[:1], len(vocabulary.pieces)
+    if rows not in ((), (0,), (known,)):
       raise InputError(
-        f'{path}: {name} has {rows:,} tokens, and {vocabulary.name} '
+        f'{path}: {name} has {rows[0]:,} tokens, and {vocabulary.name} '
         f'with the symbols has {known:,}; give the dictionaries of this model, '
         'of one pair of languages'
       )

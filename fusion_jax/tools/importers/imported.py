@@ -125,7 +125,6 @@ def config_of(
   decoding: DecodingConfig,
   target_tag: str = '',
 ) -> ExperimentConfig:
-  """Return the configuration of an imported run."""
   folder = flags.output.absolute()
   return ExperimentConfig(
     name=flags.input.resolve().name,

@@ -23,14 +23,7 @@ from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import as_type, read_errors, read_json
-from fusion_jax.tools.importers.imported import (
-  PROGRAMS,
-  Imported,
-  Options,
-  config_of,
-  languages_of,
-  read_options,
-)
+from fusion_jax.tools.importers import imported
 from fusion_jax.tools.importers.torch_weights import arrays_of, read_torch
 from fusion_jax.tools.importers.vocabularies import Vocabulary, read_sides
 
@@ -53,7 +46,7 @@ _LISTED = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MarianConfig(Options):
+class MarianConfig(imported.Options):
   """Fields of config.json that decide what the model computes."""
 
   model_type: Literal['marian']
@@ -77,8 +70,7 @@ class MarianConfig(Options):
   bad_words_ids: list[list[int]] | None = None
 
 
-def read(flags: argparse.Namespace) -> Imported:
-  """Read a folder of a MarianMT model."""
+def read(flags: argparse.Namespace) -> imported.Imported:
   folder = flags.input
   config = _read_config(folder)
   model = _model_of(config)
@@ -87,10 +79,14 @@ def read(flags: argparse.Namespace) -> Imported:
   sides = read_sides(models, (source, target))
   named = _optional(folder / 'tokenizer_config.json')
   codes = (named.get(f'{side}_lang') or '' for side in ('source', 'target'))
-  languages = languages_of(flags, folder, *codes)
+  languages = imported.languages_of(flags, folder, *codes)
   tag = _target_tag(source, languages[1])
-  run = config_of(flags, languages, model, _decoding_of(config, target), tag)
-  return Imported(run, sides, folder, _read_arrays(folder), PROGRAMS['marian'])
+  run = imported.config_of(
+    flags, languages, model, _decoding_of(config, target), tag
+  )
+  return imported.Imported(
+    run, sides, folder, _read_arrays(folder), imported.PROGRAMS['marian']
+  )
 
 
 def _read_config(folder: Path) -> MarianConfig:
@@ -107,7 +103,7 @@ def _read_config(folder: Path) -> MarianConfig:
       f'{values.get("model_type")!r}; no other models are read'
     )
   values |= _optional(folder / 'generation_config.json')
-  return read_options(
+  return imported.read_options(
     values, MarianConfig, ('attention_heads', 'ffn_dim'), path
   )
 

@@ -171,8 +171,7 @@ def _read(path: Path) -> ModelProto:
   return original
 
 
-def _of_text(model: ModelProto) -> dict[str, _Piece]:
-  """Return the pieces that stand for text."""
+def _of_text(model: ModelProto) -> dict[str, ModelProto.SentencePiece]:
   silent = _Piece.UNKNOWN, _Piece.CONTROL
   return {p.piece: p for p in model.pieces if p.type not in silent}
 
@@ -204,20 +203,12 @@ def _rebuilt(
   spec = model.trainer_spec
   spec.bos_piece, spec.eos_piece = vocabulary.start, vocabulary.end
   spec.unk_piece, spec.vocab_size = vocabulary.unknown, len(pieces)
-  _check_merges(path, model)
-  return Tokenizer(model.SerializeToString(deterministic=True), str(path))
-
-
-def _check_merges(path: Path, model: ModelProto) -> None:
-  """Refuse pieces that BPE would merge to although the original has them not.
-
-  The unigram algorithm never takes an unused piece.
-  """
-  spec = model.trainer_spec
   foreign = [p.piece for p in model.pieces if p.type == _Piece.UNUSED]
+  # BPE would merge to them, but the unigram algorithm never takes them.
   if spec.model_type == spec.BPE and foreign:
     raise InputError(
       f'{path}: a BPE model that lacks {len(foreign):,} pieces of the '
       f'vocabulary, {foreign[0]!r} for example; give the model that the '
       'vocabulary was made with, or one of the type UNIGRAM'
     )
+  return Tokenizer(model.SerializeToString(deterministic=True), str(path))

@@ -14,7 +14,7 @@ from recorded import (
 )
 
 from fusion_jax.runs.loading import load_run
-from fusion_jax.tools.importers import fairseq
+from fusion_jax.tools.importers import fairseq, torch_weights
 from fusion_jax.tools.importers.torch_weights import Record
 
 
@@ -76,9 +76,11 @@ def test_bad_input_is_one_line_and_writes_nothing(
 @pytest.fixture
 def saved(monkeypatch):
   """What the checkpoint has; a test may change it."""
-  found = fairseq.read_torch(FAIRSEQ / 'checkpoint_best.pt', fairseq._INERT)
+  found = torch_weights.read_torch(
+    FAIRSEQ / 'checkpoint_best.pt', fairseq._INERT
+  )
   found['model'] = dict(found['model'])
-  monkeypatch.setattr(fairseq, 'read_torch', lambda *_: found)
+  monkeypatch.setattr(torch_weights, 'read_torch', lambda *_: found)
   return found
 
 
