@@ -82,13 +82,9 @@ class Workers(Generic[_StateT]):
   def _ask(self, *question: Any) -> Any:
     process = self._idle.get()
     try:
-      process.send(question)
-      answer = process.receive()
+      return process.answer(question)
     finally:
       self._idle.put(process)
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
 
 class _Process:
@@ -110,9 +106,13 @@ class _Process:
     with self._telling_death():
       self._pipe.send(value)
 
-  def receive(self) -> Any:
+  def answer(self, question: Any) -> Any:
+    self.send(question)
     with self._telling_death():
-      return self._pipe.recv()
+      answer = self._pipe.recv()
+    if isinstance(answer, Exception):
+      raise answer
+    return answer
 
   @contextlib.contextmanager
   def _telling_death(self) -> Iterator[None]:

@@ -172,10 +172,8 @@ def test_short_batch_where_moving_up_costs_more():
   shapes = (Shape(4, 5, 5), Shape(4, 40, 40))
   assignment = np.array([0, 0, 0, 1], np.int16)
   plan = batching.plan_epoch(np.arange(4, dtype=np.int32), assignment, shapes)
-  assert [ids.tolist() for _, ids in map(plan.batch, range(2))] == [
-    [0, 1, 2],
-    [3],
-  ]
+  batches = [ids.tolist() for _, ids in map(plan.batch, range(2))]
+  assert batches == [[0, 1, 2], [3]]
 
 
 def test_batches_of_a_shape_share_its_empty_rows():
@@ -192,12 +190,8 @@ def test_order_of_a_seed_never_changes():
   lengths = np.array([[3, 3], [3, 4], [9, 9], [8, 9], [2, 4]], np.int32)
   shapes = (Shape(2, 3, 4), Shape(2, 9, 9))
   plan = batching.TrainingPlan(lengths, shapes, seed=5)
-  assert [plan.batch(step)[2].tolist() for step in range(4)] == [
-    [0, 1],
-    [4],
-    [3, 2],
-    [1, 4],
-  ]
+  batches = [plan.batch(step)[2].tolist() for step in range(4)]
+  assert batches == [[0, 1], [4], [3, 2], [1, 4]]
 
 
 def test_assemble_one_a_row_and_side_by_side():

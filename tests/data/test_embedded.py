@@ -103,14 +103,10 @@ def test_the_text_is_plain(language):
 # Looked up by hand in CLDR 47, common/main/{de,en,es,fr,nl}.xml: date formats
 # of the Gregorian calendar, territories, languages, units, relative times,
 # number patterns; no-break spaces as plain ones.
+_IN_FULL = 'Freitag, 3. Mai 2024', 'Friday, May 3, 2024'
 CLDR = [
   ('date', '', '2024-05-03', ('3. Mai 2024', 'May 3, 2024')),
-  (
-    'date',
-    'full',
-    '2024-05-03',
-    ('Freitag, 3. Mai 2024', 'Friday, May 3, 2024'),
-  ),
+  ('date', 'full', '2024-05-03', _IN_FULL),
   ('date', 'short', '2024-12-31', ('31.12.24', '12/31/24')),
   ('month', '', (2024, 3), ('März 2024', 'March 2024')),
   ('time', '', (15, 5), ('15:05', '3:05 PM')),

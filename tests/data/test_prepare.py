@@ -72,12 +72,10 @@ def text(tmp_path):
 
 
 def decoded(corpus, split):
+  decode = corpus.source_tokenizer.decode, corpus.target_tokenizer.decode
   return [
-    (
-      corpus.source_tokenizer.decode(example.source),
-      corpus.target_tokenizer.decode(example.target),
-    )
-    for example in (split[index] for index in range(len(split)))
+    tuple(one(ids) for one, ids in zip(decode, split[index], strict=True))
+    for index in range(len(split))
   ]
 
 
@@ -100,9 +98,8 @@ def test_examples_end_and_have_the_stored_lengths(text):
   assert split.lengths.dtype == np.int32
   assert split.lengths.shape == (len(split), 2) == (300, 2)
   assert isinstance(split.lengths, np.memmap)
-  for index, example in enumerate(map(split.__getitem__, range(300))):
-    for side in (0, 1):
-      ids = example[side]
+  for index in range(300):
+    for side, ids in enumerate(split[index]):
       assert ids.dtype == np.int32
       assert len(ids) == split.lengths[index, side]
       # The end symbol is 3, the start symbol 2.
@@ -119,13 +116,9 @@ def test_the_folder_is_a_tfds_dataset(text):
     source = builder.as_data_source(split=name)
     split = corpus.split(name)
     assert len(source) == len(split)
-    for index in (0, 7, len(split) - 1):
-      np.testing.assert_array_equal(
-        source[index]['source'], split[index].source
-      )
-      np.testing.assert_array_equal(
-        source[index]['target'], split[index].target
-      )
+    for index, side in itertools.product((0, 7), ('source', 'target')):
+      ids = getattr(split[index], side)
+      np.testing.assert_array_equal(source[index][side], ids)
 
 
 def test_many_shards_read_as_one(text, monkeypatch):

@@ -116,8 +116,12 @@ def element_bits(dtype: str) -> int:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-  """Return the numbers of a text such as '2,3'."""
-  return tuple(int(part) for part in text.split(',') if part)
+  """Return the numbers of a text such as '2,3' or '0:3', which has four."""
+  found: list[int] = []
+  for part in filter(None, text.split(',')):
+    first, _, last = part.partition(':')
+    found += range(int(first), int(last or first) + 1)
+  return tuple(found)
 
 
 def called(line: str) -> tuple[str, ...]:
@@ -247,7 +251,7 @@ def _exchange(line: str, devices: int, times: int) -> Collective | None:
   """Read the exchange of a line, if it is one."""
   if match := _BETWEEN.match(line):
     kind = match['kind'].lower().replace('_', '-') + ' between slices'
-    slices = _listed(match['slices'])
+    slices = numbers(match['slices'])
     return Collective(kind, _bytes(match['result']), slices, times)
   if match := _OPERATION.match(line):
     members = _members(line, devices)
@@ -302,13 +306,4 @@ def _along(mesh: str, axes: str) -> tuple[int, ...]:
     size = int(part or sizes[name])
     step = strides[name] * sizes[name] // (int(before or 1) * size)
     members = [first + k * step for first in members for k in range(size)]
-  return tuple(members)
-
-
-def _listed(slices: str) -> tuple[int, ...]:
-  """Return the slices of a text such as '1,2' or '0:3'."""
-  members: list[int] = []
-  for part in slices.split(','):
-    first, _, last = part.partition(':')
-    members += range(int(first), int(last or first) + 1)
   return tuple(members)

@@ -5,6 +5,7 @@ counted here as often as they are done.
 """
 
 import dataclasses
+import functools
 import logging
 import math
 import re
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
 from fusion_jax.config.presets import changed
@@ -166,8 +167,11 @@ def _search_program(
   processes = len({device.process_index for device in devices})
   # Rows are added as `placed` fills up the devices of a process.
   rows = math.ceil(shape.rows / (mesh.size // processes)) * mesh.size
-  numbers = _ids((rows,), by_rows(mesh))
-  source = model_step.Source(_ids((rows, shape.source), by_rows(mesh)), numbers)
+  ids: Any = functools.partial(
+    jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=by_rows(mesh)
+  )
+  numbers = ids((rows,))
+  source = model_step.Source(ids((rows, shape.source)), numbers)
   with jax.set_mesh(mesh):
     traced = model_step.search_batch.trace(
       (parameters,),
@@ -192,11 +196,6 @@ def _settings(options: DecodingConfig) -> model_step.SearchSettings:
     rules=TokenRules((), options.no_repeat_ngram),
     compacts=True,
   )
-
-
-def _ids(shape: tuple[int, ...], place: NamedSharding) -> Any:
-  """Return a `jax.ShapeDtypeStruct` in the place of an array of ids."""
-  return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
 
 
 class DoesNotFit(CheckFailed):

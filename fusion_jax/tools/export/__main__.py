@@ -1,4 +1,4 @@
-"""Write a run in the format of another program.
+r"""Write a run in the format of another program.
 
     fusion-jax export --workdir=DIR --format=ctranslate2 \
         --output=DIR

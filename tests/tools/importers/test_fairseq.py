@@ -1,5 +1,6 @@
 """Transformers of fairseq as run directories."""
 
+import os
 import re
 
 import numpy as np
@@ -123,6 +124,12 @@ def _more_rows(arrays, count):
       arrays[name] = np.concatenate([array, rows])[: len(array) + count]
 
 
+def test_a_table_without_rows_is_one_line(tmp_path, saved, capsys):
+  saved['model']['encoder.embed_tokens.weight'] = np.zeros(())
+  assert import_fairseq(FAIRSEQ, tmp_path / 'run') == 2
+  assert 'has the shape []' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('count', [2, -1])
 def test_tokens_that_the_dictionary_lacks_are_named(
   tmp_path, saved, capsys, count
@@ -164,3 +171,7 @@ def test_pieces_that_the_dictionary_lacks_are_counted(tmp_path, saved, caplog):
 def test_text_that_was_cut_elsewhere_needs_its_model(tmp_path, capsys):
   assert import_model('fairseq', FAIRSEQ, tmp_path / 'run') == 2
   assert 'with --source_spm' in capsys.readouterr().err
+  os.mkfifo(tmp_path / 'spm')
+  flag = f'--source_spm={tmp_path / "spm"}'
+  assert import_model('fairseq', FAIRSEQ, tmp_path / 'run', flag) == 2
+  assert 'spm: is a folder, a pipe' in capsys.readouterr().err
