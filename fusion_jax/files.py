@@ -123,12 +123,10 @@ def check_regular(path: Path) -> None:
 
 def same_file(one: str | Path, other: str | Path) -> bool:
   """Return whether two paths name the same file, however they are spelled."""
-  if os.path.realpath(one) == os.path.realpath(other):
-    return True
   try:
     return os.path.samefile(one, other)
-  except OSError:
-    return False
+  except OSError:  # One of them does not exist.
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 @contextlib.contextmanager
