@@ -257,7 +257,7 @@ def test_translations_are_those_of_the_run(exported, tokenizer, beam):
   [
     ('encoder', 'fusion', 'linear'),
     ('decoder', 'fusion', 'dlcl'),
-    ('decoder', 'attention', 'multi_layer'),
+    ('decoder', 'attention', 'value_residual'),
     ('encoder', 'skip_gains', True),
   ],
 )
