@@ -18,7 +18,6 @@ from fusion_jax.tools.aot.counts import (
   element_bits,
   executions,
   numbers,
-  origin,
 )
 
 _INSTRUCTION = re.compile(
@@ -29,6 +28,7 @@ _ARRAY = re.compile(r'\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?')
 _TILE = re.compile(r':T\(([\d,]+)\)')
 _SPACE = re.compile(r'S\((\d+)\)')
 _PARAMETER = re.compile(r' parameter\((\d+)\)')
+_NAME = re.compile(r'op_name="([^"]*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d{1,12})"')
 
 _FREE = frozenset((
@@ -151,6 +151,11 @@ def instruction(line: str) -> Instruction | None:
     bool(match['root']),
     line,
   )
+
+
+def origin(line: str) -> str:
+  """Return where JAX says that a line comes from, or ''."""
+  return match[1] if (match := _NAME.search(line)) else ''
 
 
 def _operands(rest: str) -> str:

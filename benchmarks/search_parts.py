@@ -15,10 +15,11 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.contestants import FusionJaxSearch
+from benchmarks.hlo_traffic import origin
 from benchmarks.kernels import device_events, profile
 from benchmarks.sizes import LENGTH, SIZES, TASKS, Size, Task
 from fusion_jax.runs.precision import Precision
-from fusion_jax.tools.aot.counts import called, computations, origin
+from fusion_jax.tools.aot.counts import called, computations
 
 _PRECISIONS: tuple[Precision, ...] = 'float32', 'int8', 'bfloat16'
 _INSTRUCTION = re.compile(r'^\s+(?:ROOT )?%?([\w.-]+) = ')

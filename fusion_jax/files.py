@@ -21,12 +21,14 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import pydantic
 
 from fusion_jax.bounds import adapter, first_fault
 from fusion_jax.errors import InputError, first_line
+
+_Block: TypeAlias = contextlib.AbstractContextManager[None]
 
 # Temporary neighbours of the files and folders that are being written.
 _unfinished: set[Path] = set()
@@ -36,8 +38,7 @@ _unfinished: set[Path] = set()
 def whole_file(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
   """Open a file that appears, or is replaced, once it is completely written.
 
-  A link is followed: the file that it points to is replaced. Devices and pipes
-  are written directly.
+  A link is followed. Devices and pipes are written directly.
   """
   with write_errors(path):
     final = _resolved(path)
@@ -65,7 +66,6 @@ def _kept(written: Path, final: Path, keep: bool) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-  """Write a file completely or not at all."""
   with whole_file(path) as file:
     file.write(content)
 
@@ -85,26 +85,23 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def check_new_folder(path: Path, flag: str = '--output') -> None:
   """Refuse a folder that would overwrite something."""
   with write_errors(path):
-    if not os.path.lexists(path):
-      return
-    if not path.is_dir():
-      raise InputError(f'{flag}={path}: is a file; give a new or empty folder')
-    if any(path.iterdir()):
-      raise InputError(f'{flag}={path}: not empty; give a new or empty folder')
+    fault = ''
+    if os.path.lexists(path) and not path.is_dir():
+      fault = 'is a file'
+    elif path.is_dir() and any(path.iterdir()):
+      fault = 'not empty'
+  if fault:
+    raise InputError(f'{flag}={path}: {fault}; give a new or empty folder')
 
 
-@contextlib.contextmanager
-def write_errors(path: str | Path, advice: str = '') -> Iterator[None]:
+def write_errors(path: str | Path, advice: str = '') -> _Block:
   """Turn an operating-system error while writing into an `InputError`."""
-  with _os_errors(f'{path}: cannot be written', advice and f'; {advice}'):
-    yield
+  return _os_errors(f'{path}: cannot be written', advice and f'; {advice}')
 
 
-@contextlib.contextmanager
-def read_errors(name: str | Path) -> Iterator[None]:
+def read_errors(name: str | Path) -> _Block:
   """Turn an operating-system error while reading into an `InputError`."""
-  with _os_errors(f'{name}: cannot be read'):
-    yield
+  return _os_errors(f'{name}: cannot be read')
 
 
 @contextlib.contextmanager
@@ -126,12 +123,10 @@ def check_regular(path: Path) -> None:
 
 def same_file(one: str | Path, other: str | Path) -> bool:
   """Return whether two paths name the same file, however they are spelled."""
-  if os.path.realpath(one) == os.path.realpath(other):
-    return True
   try:
     return os.path.samefile(one, other)
-  except OSError:
-    return False
+  except OSError:  # One of them does not exist.
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 @contextlib.contextmanager
@@ -167,25 +162,26 @@ def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-_ADVICE = (
-  'run the same command again when it can, it resumes from the last whole '
-  'checkpoint'
-)
-
-
 class AppendedFile:
   """A file that grows by complete pieces. Call `close` at the end."""
 
   def __init__(self, path: Path):
     """Open a file for appending, and create it if it does not exist."""
     self._path = path
-    with write_errors(path, _ADVICE):
+    with self._errors():
       self._file = path.open('ab', buffering=0)
+
+  def _errors(self) -> _Block:
+    return write_errors(
+      self._path,
+      'run the same command again when it can, it resumes from the last whole '
+      'checkpoint',
+    )
 
   def append(self, piece: bytes) -> None:
     """Append a piece; if only part of it fits on the disk, remove that part."""
     about = os.fstat(self._file.fileno())
-    with write_errors(self._path, _ADVICE):
+    with self._errors():
       if not about.st_nlink:
         raise OSError(errno.ENOENT, 'it was deleted')
       try:
@@ -196,8 +192,7 @@ class AppendedFile:
         raise
 
   def close(self) -> None:
-    """Close the file."""
-    with write_errors(self._path, _ADVICE):
+    with self._errors():
       self._file.close()
 
 
@@ -214,32 +209,26 @@ _CHUNK_BYTES = 1 << 20
 def open_to_read(path: Path) -> Iterator[BinaryIO]:
   """Open a file for reading, decompressed."""
   with path.open('rb') as file:
-    opener = _OPENERS.get(path.suffix)
-    if opener is None:
+    if opener := _OPENERS.get(path.suffix):
+      with io.BufferedReader(opener(file, 'rb'), _CHUNK_BYTES) as unpacked:
+        yield unpacked
+    else:
       yield file
-      return
-    with io.BufferedReader(opener(file, 'rb'), _CHUNK_BYTES) as unpacked:
-      yield unpacked
 
 
 @contextlib.contextmanager
 def open_to_write(path: Path, keep: bool = False) -> Iterator[BinaryIO]:
-  """Open a file as `files.whole_file` does, and compress what is written."""
+  """Open a file as `whole_file` does, and compress what is written."""
   with whole_file(path, keep) as file:
-    opener = _OPENERS.get(path.suffix)
-    if opener is None:
+    if opener := _OPENERS.get(path.suffix):
+      with io.BufferedWriter(opener(file, 'wb'), _CHUNK_BYTES) as packed:
+        yield packed
+    else:
       yield file
-      return
-    with io.BufferedWriter(opener(file, 'wb'), _CHUNK_BYTES) as packed:
-      yield packed
 
 
 def whole_lines(file: Iterable[bytes]) -> Iterator[bytes]:
-  r"""Yield the lines of a file without their ends and byte order mark.
-
-  Bytes are split at \n only, whereas str.splitlines also splits at U+2028; the
-  carriage return of CRLF belongs to the end.
-  """
+  r"""Yield lines, split at \n alone, without their ends and byte order mark."""
   for number, line in enumerate(file):
     line = line.rstrip(b'\r\n')
     while number == 0 and line.startswith(codecs.BOM_UTF8):
@@ -272,7 +261,6 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_json(path: Path, kind: Any = Any) -> Any:
-  """Read a JSON file and check its type."""
   check_regular(path)
   with read_errors(path):
     content = path.read_bytes()
@@ -316,7 +304,6 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(values: Mapping[str, Any], name: str) -> None:
-  """Compare values with their digest."""
   content = {key: value for key, value in values.items() if key != _SEAL}
   if values.get(_SEAL) != _digest(content):
     raise DamagedError(f'{name} does not agree with its digest')
@@ -328,7 +315,6 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def file_digest(path: Path) -> str:
-  """Return the SHA-256 of a regular file in hexadecimal, or raise OSError."""
   check_regular(path)
   with path.open('rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -41,6 +41,15 @@ _PREFIX = '--config.'
 _CONFIGS = Path(__file__).parents[1] / 'configs'
 
 
+def command_parser(description: str, name: str = '') -> argparse.ArgumentParser:
+  """Return the parser of the command `fusion-jax NAME`, or of a module."""
+  return argparse.ArgumentParser(
+    prog=f'fusion-jax {name}' if name else None,
+    description=description,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+
+
 def parse_experiment(
   argv: Sequence[str],
   parser: argparse.ArgumentParser,

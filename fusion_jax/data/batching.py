@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Array, Int, Int16, Int32
@@ -22,7 +22,14 @@ from fusion_jax.startup import log_table
 
 logger = logging.getLogger(__name__)
 
+# Source and target subwords of each example, the end symbols included.
+Lengths: TypeAlias = Int32[np.ndarray, 'N 2']
+
 _Counts = TypeVar('_Counts', np.ndarray, np.integer)
+# Lengths that a side of a shape may have, each pair of them, and a place there.
+_Sizes: TypeAlias = Int[np.ndarray, ' _']
+_Grid: TypeAlias = Int[np.ndarray, 'Gs Gt']
+_Cap: TypeAlias = tuple[int, int]
 
 
 class Shape(NamedTuple):
@@ -34,7 +41,6 @@ class Shape(NamedTuple):
 
   @property
   def slots(self) -> int:
-    """Slots of one row, source and target together."""
     return self.source + self.target
 
   def holds(self, other: 'Shape') -> bool:
@@ -88,8 +94,7 @@ class EpochPlan:
     sizes = np.array([shape.rows * shape.slots for shape in self.shapes])
     return int(sizes[self.shape_ids].sum())
 
-  def table(self, lengths: Int32[np.ndarray, 'N 2']) -> str:
-    """Format the shapes as a table for the log."""
+  def table(self, lengths: Lengths) -> str:
     sizes = np.diff(self.starts)
     tokens = np.add.reduceat(lengths[self.order].sum(axis=1), self.starts[:-1])
     names = 'rows', 'source', 'target', 'batches', 'examples', 'real tokens'
@@ -107,22 +112,17 @@ class TrainingPlan:
   """Plan of all training batches, a function of seed and step.
 
   An epoch shuffles all examples, groups them by shape (`plan_epoch`) and
-  shuffles the batches. Every epoch has the same number of batches, so the
-  batch of a step is found without planning the epochs before it.
+  shuffles the batches, of which every epoch has the same number.
   """
 
-  def __init__(
-    self,
-    lengths: Int32[np.ndarray, 'N 2'],
-    shapes: tuple[Shape, ...],
-    seed: int,
-  ):
+  def __init__(self, lengths: Lengths, shapes: tuple[Shape, ...], seed: int):
     self.shapes = shapes
     self._seed = seed
     self._assignment = assign_shapes(lengths, shapes)
     assert (self._assignment >= 0).all(), 'an example fits no shape'
     unshuffled = np.arange(len(lengths), dtype=np.int32)
-    self.batches_per_epoch = self._group(unshuffled).batches
+    plan = plan_epoch(unshuffled, self._assignment, shapes)
+    self.batches_per_epoch = plan.batches
     # Several threads ask for an epoch batch by batch.
     self.epoch = functools.lru_cache(maxsize=2)(self._shuffled)
 
@@ -133,13 +133,10 @@ class TrainingPlan:
     epoch, index = divmod(step, self.batches_per_epoch)
     return epoch, *self.epoch(epoch).batch(index)
 
-  def _group(self, order: Int32[np.ndarray, ' N']) -> EpochPlan:
-    return plan_epoch(order, self._assignment, self.shapes)
-
   def _shuffled(self, epoch: int) -> EpochPlan:
-    """Return the plan of an epoch."""
     bits = np.random.Philox(np.random.SeedSequence((self._seed, epoch)))
-    plan = self._group(_permutation(bits, len(self._assignment)))
+    order = _permutation(bits, len(self._assignment))
+    plan = plan_epoch(order, self._assignment, self.shapes)
     batch_order = _permutation(bits, plan.batches)
     order, starts = reordered(plan.order, plan.starts, batch_order)
     shape_ids = plan.shape_ids[batch_order]
@@ -160,7 +157,7 @@ def reordered(
 
 
 def choose_shapes(
-  lengths: Int32[np.ndarray, 'N 2'],
+  lengths: Lengths,
   config: BatchConfig,
   devices: int = 1,
   max_length: int | None = None,
@@ -173,32 +170,28 @@ def choose_shapes(
   """
   if max_length is not None:
     lengths = lengths[lengths.max(axis=1) <= max_length]
-    if not len(lengths):
-      raise InputError(
-        'no sentence pair to make batches of: none has at most '
-        f'data.filter.max_length={max_length} subwords on both sides'
-      )
+  if not len(lengths):
+    raise InputError(
+      'no sentence pair to make batches of: none has at most '
+      f'data.filter.max_length={max_length} subwords on both sides'
+    )
   sources, targets = (
     _candidates(int(longest), config.length_multiple)
     for longest in lengths.max(axis=0)
   )
   histogram = _histogram(lengths, sources, targets)
   caps = _choose_caps(histogram, sources, targets, config.shapes)
-  shapes = [
-    Shape(
-      int(batch_rows(sources[s] + targets[t], config, devices)),
-      int(sources[s]),
-      int(targets[t]),
-    )
-    for s, t in caps
-  ]
+  shapes = []
+  for s, t in caps:
+    rows = batch_rows(sources[s] + targets[t], config, devices)
+    shapes.append(Shape(int(rows), int(sources[s]), int(targets[t])))
   shapes.sort(key=lambda shape: (shape.slots, shape))
   warn_if_larger(shapes[-1], config.tokens)
   return tuple(shapes)
 
 
 def assign_shapes(
-  lengths: Int32[np.ndarray, 'N 2'], shapes: Sequence[Shape]
+  lengths: Lengths, shapes: Sequence[Shape]
 ) -> Int16[np.ndarray, ' N']:
   """Return the index of the smallest shape that fits each example, or -1."""
   assignment = np.full(len(lengths), -1, np.int16)
@@ -218,37 +211,29 @@ def plan_epoch(
 
   The examples that remain after the last whole batch of a shape move up to the
   next shape that holds them, unless the empty rows of a short batch cost fewer
-  slots. All batches of a shape share its empty rows evenly. The number of
-  batches depends on how many examples each shape has, not on their order.
+  slots. All batches of a shape share its empty rows evenly. How many there are
+  does not depend on the order.
   """
   assigned = assignment[order]
   queues = [order[assigned == index] for index in range(len(shapes))]
   for index, shape in enumerate(shapes[:-1]):
-    above = next(
-      other
-      for other in range(index + 1, len(shapes))
-      if shapes[other].holds(shape)
-    )
+    larger = range(index + 1, len(shapes))
+    above = next(other for other in larger if shapes[other].holds(shape))
     left = len(queues[index]) % shape.rows
     cost_of_moving = left * (shapes[above].slots - shape.slots)
     if left and cost_of_moving <= (shape.rows - left) * shape.slots:
       queues[index], rest = np.split(queues[index], [-left])
       queues[above] = np.concatenate([rest, queues[above]])
-  counts = [
-    -(-len(queue) // shape.rows)
-    for queue, shape in zip(queues, shapes, strict=True)
-  ]
-  sizes = np.concatenate(
-    [
-      np.diff(np.arange(count + 1) * len(queue) // max(count, 1))
-      for queue, count in zip(queues, counts, strict=True)
-    ]
-  )
+  counts, sizes = [], [np.zeros(1, np.int64)]
+  for queue, shape in zip(queues, shapes, strict=True):
+    count = -(-len(queue) // shape.rows)
+    counts.append(count)
+    sizes.append(np.diff(np.arange(count + 1) * len(queue) // max(count, 1)))
   return EpochPlan(
     shapes,
     np.concatenate(queues),
     np.repeat(np.arange(len(shapes)), counts),
-    np.concatenate([[0], np.cumsum(sizes)]),
+    np.cumsum(np.concatenate(sizes)),
   )
 
 
@@ -259,8 +244,7 @@ def assemble(
 ) -> Batch:
   """Pad examples, pairs of ids `source` and `target`, with 0 to a batch.
 
-  Row b holds the next `counts[b]` of them side by side; without counts it holds
-  one.
+  Row b holds the next `counts[b]` of them side by side, or one.
   """
   per_row = np.ones(len(examples), int) if counts is None else counts
   assert len(per_row) <= shape.rows, f'{len(per_row)} examples for {shape}'
@@ -311,7 +295,7 @@ def warn_if_larger(shape: Shape, tokens: int) -> None:
     )
 
 
-def _candidates(longest: int, multiple: int) -> Int[np.ndarray, ' G']:
+def _candidates(longest: int, multiple: int) -> _Sizes:
   """List possible cap lengths: multiples, in steps of 2 % when large."""
   last = -(-longest // multiple) * multiple
   lengths = [multiple]
@@ -321,11 +305,7 @@ def _candidates(longest: int, multiple: int) -> Int[np.ndarray, ' G']:
   return np.array(lengths)
 
 
-def _histogram(
-  lengths: Int32[np.ndarray, 'N 2'],
-  sources: Int[np.ndarray, ' Gs'],
-  targets: Int[np.ndarray, ' Gt'],
-) -> Int[np.ndarray, 'Gs Gt']:
+def _histogram(lengths: Lengths, sources: _Sizes, targets: _Sizes) -> _Grid:
   """Count the examples by the smallest candidate lengths that hold them."""
   cells = np.searchsorted(sources, np.arange(sources[-1] + 1))[lengths[:, 0]]
   cells *= len(targets)
@@ -335,61 +315,39 @@ def _histogram(
 
 
 def _choose_caps(
-  histogram: Int[np.ndarray, 'Gs Gt'],
-  sources: Int[np.ndarray, ' Gs'],
-  targets: Int[np.ndarray, ' Gt'],
-  count: int,
-) -> list[tuple[int, int]]:
-  """Choose caps of few total slots: greedily, then one cap at a time.
-
-  The best place of one cap among fixed others is found exactly, so each
-  round can only lower the sum; the rounds end when no cap moves.
-  """
+  histogram: _Grid, sources: _Sizes, targets: _Sizes, count: int
+) -> list[_Cap]:
+  """Choose caps of few total slots: greedily, then moving one at a time."""
   slots = sources[:, None] + targets
   caps = [(len(sources) - 1, len(targets) - 1)]
   while len(caps) < count:
-    place, gain = _best_cap(histogram, slots, caps)
-    if not gain:
+    gains = _gains(histogram, slots, caps)
+    if not gains.any():
       return caps
-    caps.append(place)
+    caps.append(_largest(gains))
   moved = True
   while moved:
     moved = False
     for index in range(1, count):
-      others = caps[:index] + caps[index + 1 :]
-      place, gain = _best_cap(histogram, slots, others)
-      kept = _gains(histogram, slots, others)[caps[index]]
-      if gain > kept:
-        caps[index], moved = place, True
+      gains = _gains(histogram, slots, caps[:index] + caps[index + 1 :])
+      if gains.max() > gains[caps[index]]:
+        caps[index], moved = _largest(gains), True
   return caps
 
 
-def _best_cap(
-  histogram: Int[np.ndarray, 'Gs Gt'],
-  slots: Int[np.ndarray, 'Gs Gt'],
-  others: Sequence[tuple[int, int]],
-) -> tuple[tuple[int, int], int]:
-  """Return the best place of one more cap and the slots that it saves."""
-  gains = _gains(histogram, slots, others)
+def _largest(gains: _Grid) -> _Cap:
   source, target = np.unravel_index(gains.argmax(), gains.shape)
-  return (int(source), int(target)), int(gains[source, target])
+  return int(source), int(target)
 
 
-def _gains(
-  histogram: Int[np.ndarray, 'Gs Gt'],
-  slots: Int[np.ndarray, 'Gs Gt'],
-  others: Sequence[tuple[int, int]],
-) -> Int[np.ndarray, 'Gs Gt']:
-  """Compute the slots that one more cap at each place would save.
-
-  If an example costs c slots now, a cap of u slots saves the sum of
-  max(c - u, 0) over the examples that fit. c takes one value for each of the
-  other caps; the number of fitting examples of one value is a 2-D prefix sum.
-  """
+def _gains(histogram: _Grid, slots: _Grid, others: Sequence[_Cap]) -> _Grid:
+  """Compute the slots that one more cap at each place would save."""
   cost = np.full_like(histogram, np.iinfo(histogram.dtype).max)
   for source, target in others:
     corner = cost[: source + 1, : target + 1]
     np.minimum(corner, slots[source, target], out=corner)
+  # An example that costs c slots saves max(c - u, 0) in a cap of u slots. How
+  # many of one c fit is a 2-D prefix sum.
   gains = np.zeros_like(histogram)
   for value in {slots[place] for place in others}:
     fitting = np.where(cost == value, histogram, 0)
@@ -399,10 +357,6 @@ def _gains(
 
 
 def _permutation(bits: np.random.Philox, size: int) -> Int32[np.ndarray, ' N']:
-  """Draw a random permutation.
-
-  It sorts raw bits, because NumPy keeps these the same in all its versions but
-  may change the results of `Generator.permutation` (NEP 19).
-  """
+  """Draw a random permutation, the same in all versions of NumPy (NEP 19)."""
   keys = bits.random_raw(size)
   return np.argsort(keys, kind='stable').astype(np.int32)

@@ -44,7 +44,6 @@ class Corpus:
 
 
 def open_corpus(name: str, data: DataConfig) -> Corpus:
-  """Return the corpus of a name."""
   kind, _, rest = name.partition(':')
   if kind == 'tfds':
     return _tfds(rest, data)
@@ -55,23 +54,18 @@ def open_corpus(name: str, data: DataConfig) -> Corpus:
       f"corpus {name!r}: give a file name with {{lang}} in it, as in 'train."
       "{lang}.gz', 'tfds:NAME/CONFIG:SPLIT' or 'embedded:SPLIT'"
     )
-  paths = _paths(name, data)
+  source, target = _paths(name, data)
   return Corpus(
-    lambda: read_files(*paths),
-    lambda: count_lines(*paths),
-    lambda: f'files {" ".join(map(_digest, paths))}',
+    lambda: read_files(source, target),
+    lambda: count_lines(source, target),
+    lambda: f'files {_digest(source)} {_digest(target)}',
   )
 
 
-def _languages(data: DataConfig) -> tuple[str, str]:
-  return data.source_language, data.target_language
-
-
 def _paths(pattern: str, data: DataConfig) -> list[Path]:
-  return [
-    Path(data.root, pattern.replace('{lang}', language))
-    for language in _languages(data)
-  ]
+  languages = data.source_language, data.target_language
+  names = (pattern.replace('{lang}', language) for language in languages)
+  return [Path(data.root, name) for name in names]
 
 
 def _digest(path: Path) -> str:
@@ -81,9 +75,7 @@ def _digest(path: Path) -> str:
 
 def check_files(name: str, data: DataConfig, field: str) -> None:
   """Refuse a corpus of text files that do not exist."""
-  if '{lang}' not in name:
-    return
-  for path in _paths(name, data):
+  for path in _paths(name, data) if '{lang}' in name else ():
     if not path.exists():
       raise InputError(
         f'{path.absolute()}: no such file; config.{field} names it by '
@@ -92,7 +84,6 @@ def check_files(name: str, data: DataConfig, field: str) -> None:
 
 
 def read_files(source: Path, target: Path) -> Pairs:
-  """Yield the line pairs of two text files."""
   pairs = itertools.zip_longest(_read_lines(source), _read_lines(target))
   for source_line, target_line in pairs:
     if source_line is None or target_line is None:
@@ -133,7 +124,7 @@ def _embedded(split: str, data: DataConfig) -> Corpus:
   from fusion_jax.data import embedded
 
   pairs = data.embedded_pairs if split == 'train' else EMBEDDED_HELD_OUT_PAIRS
-  languages = _languages(data)
+  languages = data.source_language, data.target_language
   embedded.check(*languages, split, pairs)
   return Corpus(
     lambda: embedded.generate(*languages, split, pairs),
@@ -152,7 +143,8 @@ def _tfds(rest: str, data: DataConfig) -> Corpus:
   name, split = match.groups()
   builder = _prepared_builder(name)
   features = sorted(builder.info.features)
-  for language in _languages(data):
+  languages = data.source_language, data.target_language
+  for language in languages:
     if language not in features:
       raise InputError(
         f'tfds:{name}: no language {language!r}; it has {", ".join(features)}'
@@ -163,7 +155,7 @@ def _tfds(rest: str, data: DataConfig) -> Corpus:
     raise InputError(f'tfds:{rest}: {first_line(error)}') from error
   whole = builder.info.splits[split.partition('[')[0]]
   return Corpus(
-    lambda: _read_examples(examples, _languages(data), f'tfds:{rest}'),
+    lambda: _read_examples(examples, languages, f'tfds:{rest}'),
     lambda: len(examples),
     lambda: (
       f'tfds {builder.info.full_name} {split} {whole.num_bytes} '
@@ -221,7 +213,6 @@ class Text:
   """Text of a direction: its corpora, and the tags before its source lines."""
 
   def __init__(self, data: DataConfig, direction: Direction):
-    """Open the corpora, whose files must exist."""
     languages = direction.source_language, direction.target_language
     self.direction = direction
     self.tags = data.tags(*languages)
@@ -229,15 +220,13 @@ class Text:
     section = 'data.directions' if data.directions else 'data'
     between = data.between(*languages)
     self._corpora: dict[str, list[Corpus]] = {}
+    self.fingerprints: dict[str, list[str]] = {}
     for split in ('train', 'valid', 'test'):
       for name in getattr(direction, split):
         check_files(name, between, f'{section}.{split}')
         corpus = open_corpus(name, between)
         self._corpora.setdefault(split, []).append(corpus)
-    self.fingerprints = {
-      split: [corpus.fingerprint() for corpus in corpora]
-      for split, corpora in self._corpora.items()
-    }
+        self.fingerprints.setdefault(split, []).append(corpus.fingerprint())
 
   @functools.cached_property
   def totals(self) -> dict[str, int]:
@@ -264,8 +253,8 @@ def tokenizer_pair_count(data: DataConfig, texts: Sequence[Text]) -> int:
 def tokenizer_pairs(data: DataConfig, texts: Sequence[Text]) -> Pairs:
   """Yield training pairs, as many as the tokenizer may have lines.
 
-  Each direction contributes in proportion to its share of the training, evenly
-  spaced; where it has fewer pairs than that, they are repeated.
+  Those of a direction, in proportion to its share of the training, are evenly
+  spaced; where it has too few, they are repeated.
   """
   totals = [text.totals['train'] for text in texts]
   weights = [text.direction.weight for text in texts]

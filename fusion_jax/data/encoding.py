@@ -10,9 +10,8 @@ is dropped.
 
 import dataclasses
 import hashlib
-import itertools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +50,6 @@ _NO_IDS = Example(np.zeros([0], np.int32), np.zeros([0], np.int32))
 
 
 def features() -> tfds.features.FeaturesDict:
-  """Return the TFDS features of a record."""
   ids = tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes')
   text = tfds.features.Text()
   return tfds.features.FeaturesDict(
@@ -60,15 +58,13 @@ def features() -> tfds.features.FeaturesDict:
 
 
 def serialised(ids: Example = _NO_IDS, texts: Texts = ('', '')) -> bytes:
-  """Return a record: `features` written as TFDS does, in a sixth of its time.
-
-  Its fields are sorted, so that the same pair is the same record everywhere.
-  """
+  """Write `features` as TFDS does, in a sixth of its time."""
   record = tf_example_pb2.Example()
   fields = record.features.feature
   for name, side, text in zip(('source', 'target'), ids, texts, strict=True):
     fields[name].bytes_list.value.append(side.tobytes())
     fields[f'{name}_text'].bytes_list.value.append(text.encode())
+  # Its fields are sorted: the same pair is the same record everywhere.
   return record.SerializeToString(deterministic=True)
 
 
@@ -93,13 +89,10 @@ def _values(record: bytes, *names: str) -> list[bytes]:
 
 @dataclasses.dataclass(frozen=True)
 class PairEncoder:
-  """Tokenizers of source and target, and the `alpha` of their sampling.
-
-  An alpha is that of `Tokenizer.sample`; 0 means no sampling.
-  """
+  """Tokenizers of source and target, and the `alpha` of their sampling."""
 
   tokenizers: tuple[Tokenizer, Tokenizer]
-  alphas: tuple[float, float] = (0.0, 0.0)
+  alphas: tuple[float, float]  # 0: no sampling.
 
   def encode(self, pairs: Sequence[Texts]) -> list[Example]:
     """Return the plain segmentations of pairs."""
@@ -173,28 +166,20 @@ class RawChunk(NamedTuple):
 
 
 class EncodedChunk(NamedTuple):
-  """Pairs that are encoded; every field has an entry for each of them.
-
-  `reasons` say why a pair is dropped, None that it is kept. `keys` are hashes
-  of the texts, if repetitions are to be dropped.
-  """
+  """Pairs that are encoded; every field has an entry for each of them."""
 
   records: list[bytes]
   lengths: Int32[np.ndarray, 'N 2']
   unknown: Int32[np.ndarray, 'N 2']
-  reasons: list[str | None]
-  keys: list[bytes]
+  reasons: list[str | None]  # Why it is dropped; None: it is kept.
+  keys: list[bytes]  # Hashes of the texts, if repetitions are dropped.
 
   @property
   def usable(self) -> Bool[np.ndarray, 'N']:
-    """Which pairs are kept."""
     return np.array([reason is None for reason in self.reasons])
 
   def mark_repetitions(self, seen: set[bytes]) -> None:
-    """Mark what repeats a pair that is kept, here or seen before.
-
-    The set, of about 100 bytes a pair, grows with the corpus.
-    """
+    """Mark what repeats a pair that is kept, here or seen before."""
     for number, key in enumerate(self.keys):
       if self.reasons[number] is None:
         if key in seen:
@@ -219,39 +204,36 @@ class ChunkEncoder:
   limits: FilterConfig
 
   def encode(self, chunk: RawChunk) -> EncodedChunk:
-    """Encode pairs; those that are sampled or held out are stored as text.
-
-    What is held out keeps its text as it stands, because that is scored.
-    """
+    """Encode pairs; held-out ones keep their text, because that is scored."""
     encoder = self.encoders[chunk.direction]
     texts = list(map(normalised, chunk.pairs))
     examples = encoder.encode(texts)
     lengths = np.array([tuple(map(len, ids)) for ids in examples], np.int32)
-    limits, no_ids = self.limits, itertools.repeat(_NO_IDS)
+    limits = self.limits
+    stored: Iterable[bytes]
     if not chunk.train:
       stored = map(serialised, examples, chunk.pairs)
       limits = FilterConfig(max_length=limits.max_length)
     elif any(encoder.alphas):
-      stored = map(serialised, no_ids, texts)
+      stored = (serialised(texts=pair) for pair in texts)
     else:
       stored = map(serialised, examples)
-    reasons = map(reason, texts, lengths.tolist(), itertools.repeat(limits))
+    measured = zip(texts, lengths.tolist(), strict=True)
     return EncodedChunk(
       list(stored),
       lengths,
       encoder.unknown(examples),
-      list(reasons),
+      [reason(*pair, limits) for pair in measured],
       list(map(_key, texts)) if limits.drop_duplicates else [],
     )
 
   def longest(self, chunk: KeptChunk) -> KeptChunk:
     """Return sampled pairs with the lengths to expect."""
     encoder = self.encoders[chunk.direction]
+    pairs = zip(chunk.records, chunk.lengths.tolist(), strict=True)
     longest = [
-      encoder.longest(texts_of(record), plain, (chunk.row + number, 0))
-      for number, (record, plain) in enumerate(
-        zip(chunk.records, chunk.lengths.tolist(), strict=True)
-      )
+      encoder.longest(texts_of(record), plain, (row, 0))
+      for row, (record, plain) in enumerate(pairs, chunk.row)
     ]
     lengths = np.array(longest, np.int32).reshape(-1, 2)
     return chunk._replace(lengths=np.minimum(lengths, self.limits.max_length))

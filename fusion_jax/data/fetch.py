@@ -8,7 +8,6 @@ command: their configs name TFDS datasets, which TFDS downloads and checks when
 they are prepared.
 """
 
-import argparse
 import contextlib
 import importlib.resources
 import logging
@@ -25,7 +24,7 @@ from xml.sax import saxutils
 import pooch
 import requests
 
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import read_errors, write_whole
 from fusion_jax.startup import one_line_errors, run_program, start_logging
@@ -80,13 +79,7 @@ def _copy(url: str, output: str, _: Any) -> None:
 # the test. Others filter by length before they split, so their validation
 # pairs are not all ours.
 _ARCHIVE, _LANGUAGES = 'de-en.tgz', ('de', 'en')
-_TESTS = (
-  'TED.dev2010',
-  'TEDX.dev2012',
-  'TED.tst2010',
-  'TED.tst2011',
-  'TED.tst2012',
-)
+_TESTS = 'TED.dev2010 TEDX.dev2012 TED.tst2010 TED.tst2011 TED.tst2012'
 _VALID_EVERY = 23
 _SEGMENT = re.compile(r'<seg id="\d+">\s*(.*?)\s*</seg>')
 # Titles and descriptions are text; other lines that begin so are not.
@@ -95,16 +88,13 @@ _TITLE = re.compile(r'</?(?:title|description)>')
 
 def _unpack_iwslt14(folder: Path) -> None:
   """Write {train,valid,test}.{de,en} from the archive in a folder."""
-  tests = [f'IWSLT14.{name}.de-en.{{language}}.xml' for name in _TESTS]
+  tests = [f'IWSLT14.{name}.de-en.{{language}}.xml' for name in _TESTS.split()]
   with tarfile.open(folder / _ARCHIVE) as archive:
     pairs = _pairs(archive, ['train.tags.de-en.{language}'])
     test = _pairs(archive, tests)
-  numbered = list(enumerate(pairs, start=1))
-  splits = {
-    'train': [pair for n, pair in numbered if n % _VALID_EVERY],
-    'valid': [pair for n, pair in numbered if not n % _VALID_EVERY],
-    'test': test,
-  }
+  valid = pairs[_VALID_EVERY - 1 :: _VALID_EVERY]
+  del pairs[_VALID_EVERY - 1 :: _VALID_EVERY]
+  splits = {'train': pairs, 'valid': valid, 'test': test}
   for split, texts in splits.items():
     for side, language in enumerate(_LANGUAGES):
       text = ''.join(f'{pair[side]}\n' for pair in texts)
@@ -136,24 +126,18 @@ def _lines(archive: tarfile.TarFile, name: str, language: str) -> list[str]:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Download a corpus."""
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax fetch',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument('name', choices=CORPORA)
-  parser.add_argument(
-    '--output', type=Path, required=True, help='the folder to write into'
-  )
-  parser.add_argument(
+  parser = command_parser(__doc__, 'fetch')
+  add = parser.add_argument
+  add('name', choices=CORPORA)
+  add('--output', type=Path, required=True, help='the folder to write into')
+  add(
     '--mirror',
     default='',
     help='the address of a folder with the same files: https, http or file',
   )
-  arguments = parse_arguments(argv, parser)
+  flags = parse_arguments(argv, parser)
   start_logging()
-  fetch(arguments.name, arguments.output, arguments.mirror)
+  fetch(flags.name, flags.output, flags.mirror)
 
 
 if __name__ == '__main__':

@@ -14,8 +14,8 @@ Axis letters: N examples, M slots.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int, Int32
@@ -26,10 +26,16 @@ from fusion_jax.startup import log_table
 # Separates the draws of this module from others with the same seed.
 _STREAM = 2
 
+_Lengths: TypeAlias = Int32[np.ndarray, 'N 2']
+# A number for each corpus.
+_Parts: TypeAlias = Float64[np.ndarray, ' corpora']
+# Slots of a corpus: its number, the first slot, and in each row one's choices.
+_Rounds: TypeAlias = tuple[int, int, Int32[np.ndarray, 'slots size']]
+
 
 def shares(
   sizes: Sequence[int], weights: Sequence[float], temperature: float
-) -> Float64[np.ndarray, ' corpora']:
+) -> _Parts:
   """Compute the share of each corpus in the training.
 
   p_k = (n_k w_k)^(1/T) / sum_j (n_j w_j)^(1/T), Arivazhagan et al. (2019),
@@ -40,14 +46,8 @@ def shares(
   return powers / powers.sum()
 
 
-def apportioned(
-  total: int, parts: Float64[np.ndarray, ' corpora']
-) -> Int[np.ndarray, ' corpora']:
-  """Divide a total in given proportions into whole numbers.
-
-  Each number is within 1 of its exact share. The largest remainders are
-  rounded up (Hamilton's method).
-  """
+def apportioned(total: int, parts: _Parts) -> Int[np.ndarray, ' corpora']:
+  """Divide a total into whole numbers; large remainders go up (Hamilton)."""
   exact = total * parts
   counts = np.floor(exact).astype(np.int64)
   order = np.argsort(counts - exact, kind='stable')
@@ -55,40 +55,20 @@ def apportioned(
   return counts
 
 
-class _Rounds(NamedTuple):
-  """Slots of a corpus, from `first` on; a row of blocks has one's choices."""
-
-  corpus: int
-  first: int
-  blocks: Int32[np.ndarray, 'slots size']
-
-
 class Mixture:
-  """Slots of an epoch and the examples in them.
-
-  `lengths` is the room in each slot, `counts` the slots of each corpus.
-  """
+  """Slots of an epoch: the room in each, how many a corpus has, examples."""
 
   def __init__(
-    self,
-    lengths: Int32[np.ndarray, 'N 2'],
-    sizes: Sequence[int],
-    parts: Float64[np.ndarray, ' corpora'],
-    seed: int,
+    self, lengths: _Lengths, sizes: Sequence[int], parts: _Parts, seed: int
   ):
     """Lay out the slots: M = N, or more where a corpus would have none."""
     assert sum(sizes) == len(lengths), (sizes, len(lengths))
     self.counts = np.maximum(apportioned(len(lengths), parts), 1)
     self._seed = seed
-    self._rounds: list[_Rounds] = []
-    # With one corpus, or all in proportion to their sizes, slots are examples.
-    self._plain = self.counts.tolist() == list(sizes)
-    self.lengths = lengths
-    if not self._plain:
-      self._lay_out(lengths, sizes)
-      self.lengths = np.concatenate(
-        [lengths[rounds.blocks].max(axis=1) for rounds in self._rounds]
-      )
+    self._rounds = list(_laid_out(lengths, sizes, self.counts))
+    self.lengths = np.concatenate(
+      [lengths[blocks].max(axis=1) for _, _, blocks in self._rounds]
+    )
     # Several threads request an epoch batch by batch.
     self._cached = functools.lru_cache(maxsize=2)(self._chosen)
 
@@ -96,36 +76,25 @@ class Mixture:
     self, epoch: int, slots: Int32[np.ndarray, ' rows']
   ) -> Int32[np.ndarray, ' rows']:
     """Return the examples that slots show in an epoch. Thread-safe."""
-    return slots if self._plain else self._cached(epoch)[slots]
-
-  def _lay_out(
-    self, lengths: Int32[np.ndarray, 'N 2'], sizes: Sequence[int]
-  ) -> None:
-    first_slot = first = 0
-    for corpus, (size, count) in enumerate(
-      zip(sizes, self.counts, strict=True)
-    ):
-      own = np.arange(first, first + size, dtype=np.int32)
-      whole, part = divmod(int(count), size)
-      pieces = [own[:, None]] * whole
-      if part:
-        pieces += _blocks(own[np.lexsort(lengths[own].T)], part)
-      for blocks in pieces:
-        self._rounds.append(_Rounds(corpus, first_slot, blocks))
-        first_slot += len(blocks)
-      first += size
+    return self._cached(epoch)[slots]
 
   def _chosen(self, epoch: int) -> Int32[np.ndarray, ' M']:
-    return np.concatenate(
-      [self._shown(rounds, epoch) for rounds in self._rounds]
-    )
+    shown = (self._shown(*rounds, epoch) for rounds in self._rounds)
+    return np.concatenate(list(shown))
 
-  def _shown(self, rounds: _Rounds, epoch: int) -> Int32[np.ndarray, ' slots']:
+  def _shown(
+    self,
+    corpus: int,
+    first: int,
+    blocks: Int32[np.ndarray, 'slots size'],
+    epoch: int,
+  ) -> Int32[np.ndarray, ' slots']:
     """Choose one example per block, in a new order after each full cycle."""
-    blocks = rounds.blocks
+    if blocks.shape[1] == 1:
+      return blocks[:, 0]
     cycle, position = divmod(epoch, blocks.shape[1])
     entropy = np.random.SeedSequence(
-      (self._seed, cycle), spawn_key=(_STREAM, rounds.corpus, rounds.first)
+      (self._seed, cycle), spawn_key=(_STREAM, corpus, first)
     )
     keys = np.random.Philox(entropy).random_raw(blocks.size)
     order = np.argsort(keys.reshape(blocks.shape), axis=1, kind='stable')
@@ -133,34 +102,21 @@ class Mixture:
     return np.take_along_axis(blocks, column, axis=1)[:, 0]
 
 
-def training_mixture(
-  data: DataConfig,
-  directions: Mapping[str, int],
-  lengths: Int32[np.ndarray, 'N 2'],
-  seed: int,
-) -> Mixture:
-  """Build the mixture that a config asks for."""
-  weights = {
-    direction.name: direction.weight for direction in data.all_directions
-  }
-  sizes = list(directions.values())
-  own = [weights[name] for name in directions]
-  parts = shares(sizes, own, data.mixing_temperature)
-  return Mixture(lengths, sizes, parts, seed)
-
-
-def mixture_table(directions: Mapping[str, int], mixture: Mixture) -> str:
-  """Format each direction's pairs, share and number of passes as a line."""
-  total = mixture.counts.sum()
-  rows = [
-    (name, size, count, count / total, f'{count / size:.2f}')
-    for (name, size), count in zip(
-      directions.items(), mixture.counts, strict=True
-    )
-  ]
-  return log_table(
-    [('direction', 'pairs', 'an epoch', 'share', 'passes'), *rows]
-  )
+def _laid_out(
+  lengths: _Lengths, sizes: Sequence[int], counts: Int[np.ndarray, ' corpora']
+) -> Iterator[_Rounds]:
+  """Yield the whole rounds of each corpus, then the blocks of a part of one."""
+  slot = first = 0
+  for corpus, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+    own = np.arange(first, first + size, dtype=np.int32)
+    whole, part = divmod(int(count), size)
+    pieces = [own[:, None]] * whole
+    if part:
+      pieces += _blocks(own[np.lexsort(lengths[own].T)], part)
+    for blocks in pieces:
+      yield corpus, slot, blocks
+      slot += len(blocks)
+    first += size
 
 
 def _blocks(
@@ -174,3 +130,25 @@ def _blocks(
   if larger:
     runs.append(ordered[:middle].reshape(-1, size + 1))
   return runs
+
+
+def training_mixture(
+  data: DataConfig, directions: Mapping[str, int], lengths: _Lengths, seed: int
+) -> Mixture:
+  """Build the mixture that a config asks for."""
+  weights = {each.name: each.weight for each in data.all_directions}
+  sizes = list(directions.values())
+  own = [weights[name] for name in directions]
+  parts = shares(sizes, own, data.mixing_temperature)
+  return Mixture(lengths, sizes, parts, seed)
+
+
+def mixture_table(directions: Mapping[str, int], mixture: Mixture) -> str:
+  """Format each direction's pairs, share and number of passes as a line."""
+  total = mixture.counts.sum()
+  rows: list[Sequence[Any]]
+  rows = [('direction', 'pairs', 'an epoch', 'share', 'passes')]
+  slots = zip(directions.items(), mixture.counts, strict=True)
+  for (name, size), count in slots:
+    rows.append((name, size, count, count / total, f'{count / size:.2f}'))
+  return log_table(rows)

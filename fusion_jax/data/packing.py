@@ -9,7 +9,7 @@ rows, S source and T target positions of a row.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32, UInt64
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int, Int32, UInt64
 from fusion_jax.config import BatchConfig
 from fusion_jax.data.batching import (
   EpochPlan,
+  Lengths,
   Shape,
   TrainingPlan,
   batch_rows,
@@ -24,6 +25,9 @@ from fusion_jax.data.batching import (
   warn_if_larger,
 )
 from fusion_jax.startup import log_table
+
+_Sizes: TypeAlias = Int[np.ndarray, ' _']
+_Room: TypeAlias = Int[np.ndarray, '2']
 
 # A row has room for at least this number of pairs of mean length. With fewer,
 # the room left in a row too often has a length that no pair has.
@@ -34,17 +38,17 @@ class Rows(NamedTuple):
   """Row r holds pairs of the lengths `lengths[starts[r] : starts[r + 1]]`."""
 
   starts: Int[np.ndarray, ' R+1']
-  lengths: Int32[np.ndarray, 'N 2']
+  lengths: Lengths
 
 
 def choose_packed_shape(
-  lengths: Int32[np.ndarray, 'N 2'], config: BatchConfig, devices: int = 1
+  lengths: Lengths, config: BatchConfig, devices: int = 1
 ) -> Shape:
   """Choose the shape of packed batches.
 
   Sides in proportion to those of the corpus, with room for the longest pair and
-  for four pairs of mean length. Of rows up to half longer, the shortest with
-  which a batch of `config.tokens` slots holds nearly the most pairs.
+  for four of mean length. Of rows up to half longer, the shortest with which a
+  batch of `config.tokens` slots holds nearly the most pairs.
   """
   mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
   least = max((longest / mean).max(), _PAIRS_A_ROW) * mean
@@ -57,20 +61,18 @@ def choose_packed_shape(
 
 
 def _densest(
-  sources: Int[np.ndarray, ' s'],
-  targets: Int[np.ndarray, ' t'],
+  sources: _Sizes,
+  targets: _Sizes,
   mean: Float[np.ndarray, '2'],
   config: BatchConfig,
   devices: int,
 ) -> Shape:
-  """Choose the shape that holds the most pairs of mean length in its slots.
-
-  A batch with fewer slots than allowed is rated as if it used them all.
-  """
+  """Choose the shape that holds the most pairs of mean length in its slots."""
   source, target = sources[:, None], targets[None]
   rows = batch_rows(source + target, config, devices)
   pairs = rows * np.minimum(source / mean[0], target / mean[1])
   slots = rows * (source + target)
+  # A batch with fewer slots than allowed is rated as if it used them all.
   density = pairs / np.maximum(slots, 2 * config.tokens)
   good = density >= 0.99 * density.max()
   place = np.where(good, source + target, np.iinfo(np.int64).max).argmin()
@@ -78,13 +80,13 @@ def _densest(
   return Shape(int(rows[s, t]), int(sources[s]), int(targets[t]))
 
 
-def _sides(least: int, multiple: int) -> Int[np.ndarray, ' sides']:
+def _sides(least: int, multiple: int) -> _Sizes:
   """List the lengths that one side of a row may have."""
   first, last = (-(-size // multiple) for size in (least, least + least // 2))
   return np.arange(first, last + 1) * multiple
 
 
-def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
+def pack(lengths: Lengths, source: int, target: int) -> Rows:
   """Pack pairs of given lengths into rows.
 
   A row starts with the longest pair that is left. It then takes, of the pairs
@@ -96,13 +98,13 @@ def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
   assert (lengths <= (source, target)).all(), 'an example fits no row'
   cells = _Cells(lengths, np.array([source, target]))
   places, sizes, times = [], [], []
-  while cells.any():
+  while len(cells.left):
     row = cells.next_row()
+    lengths_of_row = cells.lengths[row]
     count = cells.take(row)
-    places.append(np.tile(cells.lengths[row], (count, 1)))
+    places.append(np.tile(lengths_of_row, (count, 1)))
     sizes.append(len(row))
     times.append(count)
-    cells.drop_empty()
   starts = np.concatenate([[0], np.cumsum(np.repeat(sizes, times))])
   return Rows(starts, np.concatenate(places).astype(np.int32))
 
@@ -110,9 +112,7 @@ def pack(lengths: Int32[np.ndarray, 'N 2'], source: int, target: int) -> Rows:
 class _Cells:
   """Different pairs of lengths that are left, the longest first."""
 
-  def __init__(
-    self, lengths: Int32[np.ndarray, 'N 2'], room: Int[np.ndarray, '2']
-  ):
+  def __init__(self, lengths: Lengths, room: _Room):
     """Count the examples by their lengths, for rows of that room."""
     codes = lengths[:, 0].astype(np.int64) * (room[1] + 1) + lengths[:, 1]
     counts = np.bincount(codes)
@@ -125,20 +125,16 @@ class _Cells:
   def _keep(
     self, lengths: Int[np.ndarray, 'C 2'], left: Int[np.ndarray, ' C']
   ) -> None:
-    self.lengths, self._left = lengths, left
+    self.lengths, self.left = lengths, left
     # One array per side: comparing rows of two takes twice as long.
     self._sources, self._targets = lengths.T.copy()
     shares: Float[np.ndarray, 'C 2'] = lengths / self._room
     self._sizes = shares.sum(axis=1)
     self._leanings = shares[:, 0] - shares[:, 1]
 
-  def any(self) -> bool:
-    """Return whether any pairs are left."""
-    return len(self._left) > 0
-
   def next_row(self) -> list[int]:
     """Return the cells of a row, in the order in which it takes them."""
-    row, left, room = [], self._left.copy(), self._room
+    row, left, room = [], self.left.copy(), self._room
     following: int | None = 0
     while following is not None:
       row.append(following)
@@ -147,9 +143,7 @@ class _Cells:
       following = self._best(room, left)
     return row
 
-  def _best(
-    self, room: Int[np.ndarray, '2'], left: Int[np.ndarray, ' C']
-  ) -> int | None:
+  def _best(self, room: _Room, left: Int[np.ndarray, ' C']) -> int | None:
     """Return the cell that a row with that room takes next, if any fits."""
     shares = room / self._room
     first = np.searchsorted(-self._sizes, -shares.sum() - 1e-9)
@@ -165,14 +159,11 @@ class _Cells:
   def take(self, row: list[int]) -> int:
     """Remove such rows while pairs for them are left; return the number."""
     used, uses = np.unique(row, return_counts=True)
-    count = int((self._left[used] // uses).min())
-    self._left[used] -= count * uses
+    count = int((self.left[used] // uses).min())
+    self.left[used] -= count * uses
+    kept = self.left > 0
+    self._keep(self.lengths[kept], self.left[kept])
     return count
-
-  def drop_empty(self) -> None:
-    """Remove the cells that have no pairs left."""
-    kept = self._left > 0
-    self._keep(self.lengths[kept], self._left[kept])
 
 
 # Random bits of a 64-bit key, which order the examples of the same lengths.
@@ -201,8 +192,7 @@ class PackedEpoch(EpochPlan):
     examples[taken] = self.places[starts[0] : starts[-1]]
     return shape, examples
 
-  def table(self, lengths: Int32[np.ndarray, 'N 2']) -> str:
-    """Format the packed shape as a table for the log."""
+  def table(self, lengths: Lengths) -> str:
     (shape,) = self.shapes
     sides = np.array([shape.source, shape.target]) * shape.rows * self.batches
     tokens = np.asarray(lengths).sum(axis=0, dtype=np.int64)
@@ -221,9 +211,7 @@ class PackedPlan(TrainingPlan):
   examples of just these lengths into the rows, and shuffles the rows.
   """
 
-  def __init__(
-    self, lengths: Int32[np.ndarray, 'N 2'], shape: Shape, seed: int
-  ):
+  def __init__(self, lengths: Lengths, shape: Shape, seed: int):
     rows = pack(np.asarray(lengths), shape.source, shape.target)
     self._row_starts = rows.starts
     self._cells = _cells(np.asarray(lengths), shape) << _RANDOM_BITS
@@ -242,9 +230,7 @@ class PackedPlan(TrainingPlan):
     return PackedEpoch(**vars(plan), places=places, row_starts=row_starts)
 
 
-def _cells(
-  lengths: Int32[np.ndarray, 'N 2'], shape: Shape
-) -> UInt64[np.ndarray, ' N']:
+def _cells(lengths: Lengths, shape: Shape) -> UInt64[np.ndarray, ' N']:
   """Map each pair of lengths to one number."""
   source, target = lengths.astype(np.uint64).T
   return source * np.uint64(shape.target + 1) + target

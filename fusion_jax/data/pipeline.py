@@ -17,7 +17,7 @@ from jaxtyping import Int32
 
 from fusion_jax.config import BatchConfig
 from fusion_jax.data import batching
-from fusion_jax.data.batching import Batch, Shape, TrainingPlan
+from fusion_jax.data.batching import Batch, Lengths, Shape, TrainingPlan
 from fusion_jax.data.mixing import Mixture
 from fusion_jax.data.packing import PackedPlan, choose_packed_shape
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def training_shapes(
-  lengths: Int32[np.ndarray, 'N 2'],
+  lengths: Lengths,
   config: BatchConfig,
   devices: int = 1,
   max_length: int | None = None,
@@ -83,9 +83,8 @@ class TrainingBatches:
   ) -> Sequence[Any]:
     indices = self.examples(epoch, slots)
     if not self._sampling:
-      return self._split.__getitems__(indices.tolist())
-    # Each (seed, epoch, slot) has its own seed; consecutive slots have
-    # consecutive seeds.
+      return [self._split[index] for index in indices.tolist()]
+    # Consecutive slots have consecutive seeds.
     entropy = np.random.SeedSequence((self._seed, epoch), spawn_key=(1,))
     first = int(entropy.generate_state(1, np.uint64)[0])
     return [
@@ -103,26 +102,31 @@ class TrainingBatches:
 
 
 def training_iterator(
-  batches: TrainingBatches,
-  sharding: jax.sharding.Sharding,
-  threads: int = 2,
-  ahead: int = 16,
+  batches: TrainingBatches, sharding: jax.sharding.Sharding
 ) -> grain.DatasetIterator[Batch]:
   """Iterate over the training batches on the devices, read ahead by threads.
 
   The iterator's state is the position after the last batch taken from it, which
   is restored without reading earlier batches. Call `close()` at the end.
   """
-  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+
+  def put(batch: Batch) -> Batch:
+    """Copy the rows of this process to its devices."""
+    return jax.tree.map(
+      lambda part: jax.make_array_from_process_local_data(sharding, part), batch
+    )
+
+  options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
   dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
-  return iter(to_device(dataset, sharding))
+  on_devices = grain.experimental.ThreadPrefetchIterDataset(
+    dataset.map(put), prefetch_buffer_size=2
+  )
+  return iter(on_devices)
 
 
 def abstract_batch(
   shape: Shape, packing: bool, sharding: jax.sharding.Sharding
 ) -> Batch:
-  """Return the shapes and dtypes of a batch on the devices."""
-
   def ids(*sizes: int) -> Any:
     return jax.ShapeDtypeStruct(sizes, np.int32, sharding=sharding)
 
@@ -131,31 +135,13 @@ def abstract_batch(
   return Batch(*sides, *lengths, *(sides if packing else ()))
 
 
-def to_device(
-  dataset: grain.IterDataset[Batch], sharding: jax.sharding.Sharding
-) -> grain.IterDataset[Batch]:
-  """Copy each process's rows to its devices, two batches ahead."""
-
-  def put(batch: Batch) -> Batch:
-    return jax.tree.map(
-      lambda part: jax.make_array_from_process_local_data(sharding, part), batch
-    )
-
-  return grain.experimental.ThreadPrefetchIterDataset(
-    dataset.map(put), prefetch_buffer_size=2
-  )
-
-
 def evaluation_batches(
   split: Any,
   shapes: tuple[Shape, ...],
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:
-  """Yield every example once, in a fixed order, as batches on the host.
-
-  Examples that fit no shape are left out, and their number is logged.
-  """
+  """Yield the examples that fit a shape, in a fixed order, on the host."""
   assignment = batching.assign_shapes(split.lengths, shapes)
   order = np.flatnonzero(assignment >= 0).astype(np.int32)
   if len(order) < len(split):
@@ -170,7 +156,8 @@ def evaluation_batches(
   plan = batching.plan_epoch(order, assignment, shapes)
   for index in range(plan.batches):
     shape, indices = _share(*plan.batch(index), process_index, process_count)
-    yield batching.assemble(split.__getitems__(indices.tolist()), shape)
+    examples = [split[index] for index in indices.tolist()]
+    yield batching.assemble(examples, shape)
 
 
 def _share(

@@ -6,18 +6,14 @@ The folder is named by everything that its content depends on, so the same
 config over the same text finds it again. The text is streamed.
 """
 
-import argparse
-import collections
 import concurrent.futures
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import itertools
 import json
 import logging
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +21,10 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from fusion_jax.config import DataConfig
-from fusion_jax.config.flags import parse_experiment
+from fusion_jax.config.flags import command_parser, parse_experiment
 from fusion_jax.config.serialization import to_dict
 from fusion_jax.data import encoding, prepared
 from fusion_jax.data.corpora import Text, tokenizer_pair_count, tokenizer_pairs
-from fusion_jax.data.encoding import (
-  ChunkEncoder,
-  EncodedChunk,
-  KeptChunk,
-  PairEncoder,
-  RawChunk,
-)
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.data.tokenizer import train as train_tokenizer
@@ -84,8 +73,8 @@ def _settings(data: DataConfig, texts: Sequence[Text]) -> dict[str, Any]:
     if tokenizer[field]:
       path = Path(data.root, tokenizer[field])
       tokenizer[field] = Tokenizer.from_file(path).digest
-  about = [_direction_settings(text) for text in texts]
-  of_text = about[0]
+  of_text: dict[str, Any]
+  of_text, *_ = about = [_direction_settings(text) for text in texts]
   if data.directions:
     weights = [direction.weight for direction in data.directions]
     given = data.tokenizer.source_model
@@ -101,11 +90,11 @@ def _settings(data: DataConfig, texts: Sequence[Text]) -> dict[str, Any]:
 
 
 def _direction_settings(text: Text) -> dict[str, Any]:
-  direction, tags = text.direction, list(text.tags)
+  direction = text.direction
   return {
     'languages': [direction.source_language, direction.target_language],
     'splits': text.fingerprints,
-    **({'tags': tags} if tags else {}),
+    **({'tags': list(text.tags)} if text.tags else {}),
   }
 
 
@@ -155,30 +144,30 @@ def _fill(
   (directory / prepared.TARGET_MODEL).write_bytes(target.model)
   alphas = data.sampling.source_alpha, data.sampling.target_alpha
   encoders = {
-    text.direction.name: PairEncoder((source.tagged(text.tags), target), alphas)
+    text.direction.name: encoding.PairEncoder(
+      (source.tagged(text.tags), target), alphas
+    )
     for text in texts
   }
-  encoder = ChunkEncoder(encoders, data.filter)
   splits = {}
-  with Workers(encoder, _process_count(texts)) as workers:
-    writer = _CorpusWriter(directory, workers)
+  count = _process_count(texts)
+  with Workers(encoding.ChunkEncoder(encoders, data.filter), count) as workers:
+    writer = _RecordWriter(directory)
     for name in ('train', 'valid', 'test'):
-      parts = [text for text in texts if name in text.totals]
-      if parts:
-        splits[name] = writer.write(name, parts)
+      if parts := [text for text in texts if name in text.totals]:
+        split = _SplitWriter(name, writer, workers)
+        splits[name] = _write_split(split, parts, directory)
   if not data.directions:
-    for split in splits.values():
-      del split['directions']
-  digests = [source.digest, target.digest]
-  return {'tokenizers': digests, 'splits': splits}
+    for report in splits.values():
+      del report['directions']
+  return {'tokenizers': [source.digest, target.digest], 'splits': splits}
 
 
 def _process_count(texts: Sequence[Text]) -> int:
   """Return how many processes encode: one where starting others is slower."""
   pairs = sum(sum(text.totals.values()) for text in texts)
-  if pairs < _PAIRS_FOR_PROCESSES:
-    return 1
-  return min(usable_cores(), _MOST_PROCESSES)
+  most = _MOST_PROCESSES if pairs >= _PAIRS_FOR_PROCESSES else 1
+  return min(usable_cores(), most)
 
 
 def _tokenizers(
@@ -217,52 +206,14 @@ def _trained(
     return Tokenizer(train_tokenizer(filter(None, lines), config, tags))
 
 
-@dataclasses.dataclass
-class _Counts:
-  """Counts of a split, or of a direction of it, for the report."""
+class _RecordWriter(tfds.core.SequentialWriter):
+  """Writer that takes serialised records; serialising is the slow part.
 
-  pairs: int = 0
-  dropped: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
-  subwords: np.ndarray | int = 0
-  unknown: np.ndarray | int = 0
+  The generator-based builders of TFDS shuffle by sorting keys on disk. This
+  writer streams instead; training shuffles anew in every epoch.
+  """
 
-  def __add__(self, other: '_Counts') -> '_Counts':
-    return _Counts(
-      self.pairs + other.pairs,
-      self.dropped + other.dropped,
-      self.subwords + other.subwords,
-      self.unknown + other.unknown,
-    )
-
-  def report(self) -> dict[str, Any]:
-    """Return the counts as JSON values."""
-    return {
-      'pairs': self.pairs,
-      'kept': self.pairs - self.dropped.total(),
-      'dropped': {reason: self.dropped[reason] for reason in encoding.REASONS},
-      'subwords': np.broadcast_to(self.subwords, 2).tolist(),
-      'unknown': np.broadcast_to(self.unknown, 2).tolist(),
-    }
-
-
-def _counts(chunk: EncodedChunk) -> _Counts:
-  usable = chunk.usable
-  return _Counts(
-    len(chunk.records),
-    collections.Counter(filter(None, chunk.reasons)),
-    chunk.lengths[usable].sum(axis=0, dtype=np.int64),
-    chunk.unknown[usable].sum(axis=0, dtype=np.int64),
-  )
-
-
-class _CorpusWriter:
-  """Writer of splits into a folder, one after the other."""
-
-  def __init__(self, directory: Path, workers: Workers[ChunkEncoder]):
-    """Start a TFDS dataset without splits."""
-    self._directory, self._workers = directory, workers
+  def __init__(self, directory: Path):
     info = tfds.core.DatasetInfo(
       builder=tfds.core.DatasetIdentity(
         name=prepared.DATASET,
@@ -273,68 +224,7 @@ class _CorpusWriter:
       features=encoding.features(),
       description='Parallel text, encoded in subwords.',
     )
-    # The generator-based builders of TFDS shuffle by sorting keys on disk.
-    # This writer streams instead; training shuffles anew in every epoch.
-    self._writer = _RecordWriter(
-      info, _PAIRS_PER_SHARD, file_format='array_record'
-    )
-
-  def write(self, name: str, texts: Sequence[Text]) -> dict[str, Any]:
-    """Write a split; return its report, with those of its directions.
-
-    Of held-out text all pairs are stored, with their text. Those that are empty
-    or too long are no examples.
-    """
-    split = _SplitWriter(self._writer, name)
-    write = self._write_train if name == 'train' else self._write_held_out
-    with _writer_errors(name):
-      for text in texts:
-        write(text, split)
-        _check_not_empty(name, text.direction.name, split.counts)
-      self._writer.close_splits([name])
-    split.save(self._directory)
-    total = functools.reduce(operator.add, split.counts.values())
-    directions = {part: own.report() for part, own in split.counts.items()}
-    return {**total.report(), 'directions': directions}
-
-  def _write_train(self, text: Text, split: '_SplitWriter') -> None:
-    encoder = self._workers.state.encoders[text.direction.name]
-    chunks = self._kept(text, split)
-    if any(encoder.alphas):
-      chunks = self._workers.in_order(ChunkEncoder.longest, chunks)
-    for chunk in chunks:
-      split.add(chunk.records, chunk.lengths)
-
-  def _kept(self, text: Text, split: '_SplitWriter') -> Iterator[KeptChunk]:
-    """Yield the training pairs that are kept; count all."""
-    seen: set[bytes] = set()
-    direction, row = text.direction.name, split.stored
-    for chunk in self._encoded(text, 'train'):
-      chunk.mark_repetitions(seen)
-      split.counts[direction] += _counts(chunk)
-      usable = chunk.usable
-      kept = list(itertools.compress(chunk.records, usable))
-      yield KeptChunk(direction, row, kept, chunk.lengths[usable])
-      row += len(kept)
-
-  def _write_held_out(self, text: Text, split: '_SplitWriter') -> None:
-    for chunk in self._encoded(text, split.name):
-      split.counts[text.direction.name] += _counts(chunk)
-      rows = split.stored + np.flatnonzero(chunk.usable)
-      split.rows.append(rows)
-      split.add(chunk.records, chunk.lengths[chunk.usable])
-
-  def _encoded(self, text: Text, split: str) -> Iterator[EncodedChunk]:
-    pairs = text.read(split, f'encoding {split}')
-    # An empty chunk is the last one.
-    chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
-    name, is_train = text.direction.name, split == 'train'
-    raw = (RawChunk(name, is_train, chunk) for chunk in chunks)
-    return self._workers.in_order(ChunkEncoder.encode, raw)
-
-
-class _RecordWriter(tfds.core.SequentialWriter):
-  """Writer that takes serialised records; serialising is the slow part."""
+    super().__init__(info, _PAIRS_PER_SHARD, file_format='array_record')
 
   def add_records(self, name: str, chunk: Iterable[bytes]) -> None:
     # No public name leads here: raise the bound of TFDS with care.
@@ -346,32 +236,124 @@ class _RecordWriter(tfds.core.SequentialWriter):
 
 
 class _SplitWriter:
-  """Writer of the records of a split, and of the lengths of its examples.
+  """Writer of a split: its records, and the lengths of its examples.
 
-  `rows` are the records that are examples, where not all are.
+  `counts` are those of its directions. Of held-out text all pairs are stored,
+  with their text; those that are empty or too long are no examples.
   """
 
-  def __init__(self, writer: _RecordWriter, name: str):
-    self.name, self.stored = name, 0
-    self.counts: dict[str, _Counts] = collections.defaultdict(_Counts)
-    self.rows: list[np.ndarray] = []
-    self._writer = writer
+  def __init__(
+    self,
+    name: str,
+    writer: _RecordWriter,
+    workers: Workers[encoding.ChunkEncoder],
+  ):
+    self.name, self._writer, self._workers = name, writer, workers
+    self._stored, self._rows = 0, [np.zeros([0], np.int64)]
     self._lengths = [np.zeros([0, 2], np.int32)]
+    self.counts: dict[str, Counter[str]] = {}
     writer.initialize_splits([name])
+
+  def write(self, text: Text) -> None:
+    counts = self.counts[text.direction.name] = Counter()
+    if self.name == 'train':
+      encoder = self._workers.state.encoders[text.direction.name]
+      chunks = self._kept(text, counts)
+      if any(encoder.alphas):
+        chunks = self._workers.in_order(encoding.ChunkEncoder.longest, chunks)
+      for kept in chunks:
+        self.add(kept.records, kept.lengths)
+      return
+    for chunk in self._encoded(text):
+      counts.update(_counted(chunk))
+      self._rows.append(self._stored + np.flatnonzero(chunk.usable))
+      self.add(chunk.records, chunk.lengths[chunk.usable])
+
+  def _kept(
+    self, text: Text, counts: Counter[str]
+  ) -> Iterator[encoding.KeptChunk]:
+    """Yield the training pairs that are kept; count all."""
+    seen: set[bytes] = set()
+    row = self._stored
+    for chunk in self._encoded(text):
+      chunk.mark_repetitions(seen)
+      counts.update(_counted(chunk))
+      usable = chunk.usable
+      kept = list(itertools.compress(chunk.records, usable))
+      yield encoding.KeptChunk(
+        text.direction.name, row, kept, chunk.lengths[usable]
+      )
+      row += len(kept)
+
+  def _encoded(self, text: Text) -> Iterator[encoding.EncodedChunk]:
+    pairs = text.read(self.name, f'encoding {self.name}')
+    # An empty chunk is the last one.
+    chunks = iter(lambda: list(itertools.islice(pairs, _CHUNK)), [])
+    name, is_train = text.direction.name, self.name == 'train'
+    raw = (encoding.RawChunk(name, is_train, chunk) for chunk in chunks)
+    return self._workers.in_order(encoding.ChunkEncoder.encode, raw)
 
   def add(self, chunk: Sequence[bytes], lengths: np.ndarray) -> None:
     """Add records, and the lengths of those that are examples."""
     self._writer.add_records(self.name, chunk)
-    self.stored += len(chunk)
+    self._stored += len(chunk)
     self._lengths.append(lengths)
 
-  def save(self, directory: Path) -> None:
-    """Write lengths and rows."""
+  def close(self, directory: Path) -> None:
+    """Write lengths, and rows where not all records are examples."""
+    self._writer.close_splits([self.name])
     lengths = np.concatenate(self._lengths)
     np.save(directory / prepared.LENGTHS.format(split=self.name), lengths)
-    if len(lengths) < self.stored:
-      rows = np.concatenate(self.rows)
+    if len(lengths) < self._stored:
+      rows = np.concatenate(self._rows)
       np.save(directory / prepared.ROWS.format(split=self.name), rows)
+
+
+def _counted(chunk: encoding.EncodedChunk) -> Counter[str]:
+  """Count pairs, those dropped by reason, and subwords of those kept."""
+  counts = Counter(filter(None, chunk.reasons))
+  counts['pairs'] = len(chunk.records)
+  for what in ('lengths', 'unknown'):
+    kept: np.ndarray = getattr(chunk, what)[chunk.usable]
+    counts[f'source {what}'], counts[f'target {what}'] = kept.sum(0).tolist()
+  return counts
+
+
+def _report(counts: Counter[str]) -> dict[str, Any]:
+  dropped = {reason: counts[reason] for reason in encoding.REASONS}
+  return {
+    'pairs': counts['pairs'],
+    'kept': counts['pairs'] - sum(dropped.values()),
+    'dropped': dropped,
+    'subwords': [counts['source lengths'], counts['target lengths']],
+    'unknown': [counts['source unknown'], counts['target unknown']],
+  }
+
+
+def _write_split(
+  split: _SplitWriter, texts: Sequence[Text], directory: Path
+) -> dict[str, Any]:
+  """Write a split; return its report, with those of its directions."""
+  with _writer_errors(split.name):
+    for text in texts:
+      split.write(text)
+      _check_not_empty(split, text.direction.name)
+    split.close(directory)
+  total = sum(split.counts.values(), Counter())
+  directions = {part: _report(own) for part, own in split.counts.items()}
+  return {**_report(total), 'directions': directions}
+
+
+def _check_not_empty(split: _SplitWriter, direction: str) -> None:
+  counts = split.counts[direction]
+  if _report(counts)['kept'] == 0:
+    reasons = ', '.join(
+      f'{n:,} {why}' for why, n in counts.items() if why in encoding.REASONS
+    )
+    raise InputError(
+      f'config.data.{split.name}: no pair of {direction} is left of '
+      f'{counts["pairs"]:,} ({reasons}); see config.data.filter'
+    )
 
 
 @contextlib.contextmanager
@@ -384,18 +366,6 @@ def _writer_errors(split: str) -> Iterator[None]:
       f'the records of {split} cannot be written: {first_line(error)}; make '
       'room and run the same command again'
     ) from error
-
-
-def _check_not_empty(
-  split: str, direction: str, all_counts: Mapping[str, _Counts]
-) -> None:
-  counts = all_counts[direction]
-  if counts.pairs == counts.dropped.total():
-    reasons = ', '.join(f'{n:,} {why}' for why, n in counts.dropped.items())
-    raise InputError(
-      f'config.data.{split}: no pair of {direction} is left of '
-      f'{counts.pairs:,} ({reasons}); see config.data.filter'
-    )
 
 
 def report_table(report: dict[str, Any]) -> str:
@@ -425,13 +395,8 @@ def report_table(report: dict[str, Any]) -> str:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Prepare the corpus of a config and print its folder."""
   start_logging()
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax prepare',
-    description='Prepare the corpus of a config; print its folder.',
-  )
-  config, _ = parse_experiment(argv, parser)
+  config, _ = parse_experiment(argv, command_parser(__doc__, 'prepare'))
   print(prepare(config.data).directory)
 
 

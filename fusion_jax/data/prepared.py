@@ -15,7 +15,7 @@ A split holds several directions one after the other, in the report's order.
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,9 +42,12 @@ class PreparedCorpus:
   """Content of a prepared folder; its report has the counts of each split."""
 
   def __init__(self, directory: str | Path):
-    """Open a folder."""
     self.directory = Path(directory)
-    self.report = self._read_report()
+    try:
+      self.report = read_json(self.directory / REPORT, dict[str, Any])
+      check_seal(self.report, REPORT)
+    except (InputError, DamagedError):
+      raise _damaged(self.directory, REPORT) from None
     self._check_files(SETTINGS, SOURCE_MODEL, TARGET_MODEL)
     self.source_tokenizer = Tokenizer.from_file(self.directory / SOURCE_MODEL)
     self.target_tokenizer = Tokenizer.from_file(self.directory / TARGET_MODEL)
@@ -58,7 +61,6 @@ class PreparedCorpus:
       )
 
   def has_split(self, name: str) -> bool:
-    """Return whether there is a split of that name."""
     return name in self.report['splits']
 
   def split(self, name: str, direction: str = '') -> 'Split':
@@ -68,7 +70,13 @@ class PreparedCorpus:
         f'{self.directory}: no split {name!r}; it has '
         f'{", ".join(self.report["splits"])}'
       )
-    parts = self._parts(name)
+    report = self.report['splits'][name]
+    stored = 'kept' if name == 'train' else 'pairs'
+    counts = report.get('directions') or dict.fromkeys(self._encoders, report)
+    parts = {
+      part: DirectionSplit(self._encoders[part], own[stored], own['kept'])
+      for part, own in counts.items()
+    }
     if direction and direction not in parts:
       raise InputError(
         f'{self.directory}: split {name!r} has nothing of {direction}; it has '
@@ -76,26 +84,6 @@ class PreparedCorpus:
       )
     self._check_files(LENGTHS.format(split=name), ROWS.format(split=name))
     return Split(self.directory, name, parts, direction)
-
-  def _parts(self, name: str) -> dict[str, 'DirectionSplit']:
-    report = self.report['splits'][name]
-    stored = 'kept' if name == 'train' else 'pairs'
-    counts = report.get('directions') or dict.fromkeys(self._encoders, report)
-    return {
-      direction: DirectionSplit(
-        self._encoders[direction], own[stored], own['kept']
-      )
-      for direction, own in counts.items()
-    }
-
-  def _read_report(self) -> dict[str, Any]:
-    """Read the report, which has a digest of itself and of other files."""
-    try:
-      report = read_json(self.directory / REPORT, dict[str, Any])
-      check_seal(report, REPORT)
-    except (InputError, DamagedError):
-      raise _damaged(self.directory, REPORT) from None
-    return report
 
   def _check_files(self, *names: str) -> None:
     """Compare files with their digests."""
@@ -141,12 +129,11 @@ class Split:
     self,
     directory: Path,
     name: str,
-    parts: dict[str, DirectionSplit],
+    parts: Mapping[str, DirectionSplit],
     direction: str = '',
   ):
-    """Open the shards of a split."""
     chosen = {direction: parts[direction]} if direction else parts
-    before = list(itertools.takewhile(lambda part: part not in chosen, parts))
+    before = [*itertools.takewhile(lambda part: part not in chosen, parts)]
     self.directions = {part: own.examples for part, own in chosen.items()}
     self._encoders = [part.encoder for part in chosen.values()]
     self._ends = list(itertools.accumulate(self.directions.values()))
@@ -154,8 +141,8 @@ class Split:
     first_record = sum(parts[part].records for part in before)
     count = sum(part.records for part in chosen.values())
     self._stored = range(first_record, first_record + count)
-    self.sampled = name == 'train' and any(self._encoders[0].alphas)
-    self._has_text = name != 'train'
+    self._is_train = name == 'train'
+    self.sampled = self._is_train and any(self._encoders[0].alphas)
     rows = directory / ROWS.format(split=name)
     self._rows = np.load(rows, mmap_mode='r') if rows.exists() else None
     self._records = Records(directory, name)
@@ -167,7 +154,6 @@ class Split:
     ]
 
   def __len__(self) -> int:
-    """Return the number of examples."""
     return len(self.lengths)
 
   def __getitem__(self, index: int) -> Example:
@@ -178,10 +164,6 @@ class Split:
       (example,) = self._encoder(index).encode([texts_of(record)])
     return example
 
-  def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-    """Return the ids of many pairs."""
-    return [self[index] for index in indices]
-
   def sample(self, index: int, seed: int) -> Example:
     """Return the ids of a pair, in a random segmentation if it is sampled."""
     if not self.sampled:
@@ -191,11 +173,8 @@ class Split:
     return self._encoder(index).sample(texts, (seed, index), longest)
 
   def texts(self) -> tuple[list[str], list[str]]:
-    """Return all source and target lines of 'valid' or 'test' as they stand.
-
-    They include those that are no examples because they are empty or too long.
-    """
-    assert self._has_text, 'the texts of the training split are not kept'
+    """Return all lines of 'valid' or 'test', no examples too, as they stand."""
+    assert not self._is_train, 'the texts of training are not kept'
     pairs = [texts_of(self._records[row]) for row in self._stored]
     return [source for source, _ in pairs], [target for _, target in pairs]
 
@@ -216,7 +195,6 @@ class Records:
   """
 
   def __init__(self, directory: Path, split: str):
-    """Open the files."""
     self._files = sorted(directory.glob(f'{DATASET}-{split}.array_record-*'))
     options = 'readahead_buffer_size:0,max_parallelism:0'
     try:
@@ -230,7 +208,6 @@ class Records:
     self._ends = list(itertools.accumulate(sizes, initial=0))
 
   def __len__(self) -> int:
-    """Return the number of records."""
     return self._ends[-1]
 
   def __getitem__(self, index: int) -> bytes:

@@ -19,7 +19,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import regex
@@ -43,11 +43,9 @@ _INVISIBLE = regex.compile(r'[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]*')
 def normalise(line: str) -> str:
   """Return a line in NFC, without control characters or extra white space.
 
-  Byte order marks are removed. Control characters (including the carriage
-  return of CRLF) and U+2581, which SentencePiece reads as a space, become
-  spaces. Runs of white space of any kind become one space, and the ends are
-  stripped. A line of only invisible characters is empty: of Unicode's
-  categories C and Z and of its property Default_Ignorable_Code_Point.
+  Byte order marks are removed. Control characters and U+2581 become spaces,
+  runs of white space of any kind one space, and the ends are stripped. A line
+  of only invisible characters is empty.
   """
   if not line.isascii():
     line = line.replace(_BYTE_ORDER_MARK, '')
@@ -57,7 +55,6 @@ def normalise(line: str) -> str:
 
 
 def normalised(pair: tuple[str, str]) -> tuple[str, str]:
-  """Return both lines of a pair normalised."""
   return normalise(pair[0]), normalise(pair[1])
 
 
@@ -79,13 +76,10 @@ _TOO_SMALL = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Size of a vocabulary, and the ids of symbols that a model needs.
-
-  The decoder reads `start` before the first target subword.
-  """
+  """Size of a vocabulary, and the ids of symbols that a model needs."""
 
   size: int
-  start: int
+  start: int  # What the decoder reads first.
   end: int
   unknown: int
 
@@ -97,7 +91,6 @@ class Tokenizer:
   """
 
   def __init__(self, model: bytes, name: str = 'the tokenizer model'):
-    """Load a model."""
     self.model = model
     self.digest = hashlib.sha256(model).hexdigest()
     self.tags: tuple[int, ...] = ()
@@ -107,23 +100,20 @@ class Tokenizer:
       raise InputError(
         f'{name}: has no end symbol; train it with eos_id and bos_id'
       )
-    self.vocabulary = Vocabulary(
-      size=self._processor.get_piece_size(),
-      start=start if start >= 0 else end,
-      end=end,
-      unknown=self._processor.unk_id(),
-    )
+    start = start if start >= 0 else end
+    size, unknown = self._processor.get_piece_size(), self._processor.unk_id()
+    self.vocabulary = Vocabulary(size, start, end, unknown)
 
   @classmethod
   def from_file(cls, path: str | Path) -> 'Tokenizer':
-    """Load a `.model` file."""
     check_regular(Path(path))
     with read_errors(path):
       return cls(Path(path).read_bytes(), str(path))
 
   def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
     """Return a tokenizer of this model with tags before the ids of a line."""
-    tags = []
+    tagged = copy.copy(self)
+    tagged.tags = ()
     for piece in pieces:
       number = self.id_of(piece)
       if number is None:
@@ -131,11 +121,7 @@ class Tokenizer:
           f'the tag {piece!r} is no piece of the tokenizer; train it with this '
           'control symbol, or change data.source_tag or data.target_tag'
         )
-      tags.append(number)
-    if not tags and not self.tags:
-      return self
-    tagged = copy.copy(self)
-    tagged.tags = tuple(tags)
+      tagged.tags += (number,)
     return tagged
 
   def encode(self, text: str) -> list[int]:
@@ -179,12 +165,10 @@ class Tokenizer:
     return self._processor.id_to_piece(list(ids))
 
   def surfaces(self, ids: Sequence[int]) -> list[str]:
-    """Return the part of the detokenised text that each id stands for.
-
-    What is unknown has no spaces around it, because it may be within a word.
-    """
+    """Return the part of the detokenised text that each id stands for."""
     decoded = self._processor.decode(list(ids), out_type='serialized_proto')
     text_proto = sentencepiece_pb2.SentencePieceText.FromString(decoded or b'')
+    # What is unknown may be within a word.
     unknown = self.vocabulary.unknown
     return [
       piece.surface.strip() if piece.id == unknown else piece.surface
@@ -197,10 +181,7 @@ class Tokenizer:
     return _trainer_spec(self.model).treat_whitespace_as_suffix
 
   def places(self, text: str) -> list[int | None]:
-    """Return the character of the line at which each id of `encode` begins.
-
-    A space before a word is part of its first subword. Tags have no place.
-    """
+    """Return the character at which each id of `encode` begins; tags: None."""
     encoded = self._processor.encode(text, out_type='serialized_proto')
     text_proto = sentencepiece_pb2.SentencePieceText.FromString(encoded)
     # SentencePiece counts the bytes of UTF-8.
@@ -209,10 +190,7 @@ class Tokenizer:
     return [*(None for _ in self.tags), *places] if places else []
 
   def changes(self, text: str) -> bool:
-    """Return whether this model, or `normalise`, writes a line differently.
-
-    No translation equals such a line. White space does not count.
-    """
+    """Return whether it cannot write the words of a line as they stand."""
     written = self._processor.normalize(normalise(text)).replace('▁', ' ')
     return written.split() != text.split()
 
@@ -227,9 +205,8 @@ class Tokenizer:
 
     Unigram models: a segmentation x of the line has a probability proportional
     to P(x)^alpha, over all segmentations (Kudo 2018, section 3.2, with l
-    unbounded: forward filtering, backward sampling). BPE models: each merge is
-    left out with probability alpha (Provilkov et al. 2020, section 3). Word
-    and character models have nothing to draw.
+    unbounded). BPE models: each merge is left out with probability alpha
+    (Provilkov et al. 2020, section 3). Others have nothing to draw.
     """
     spec = _trainer_spec(self.model)
     if alpha == 0 or spec.model_type not in (spec.UNIGRAM, spec.BPE):
@@ -333,9 +310,8 @@ def log_unreachable(
   references: Sequence[str], tokenizer: Tokenizer, name: str
 ) -> None:
   """Say how many references no translation can equal, if any."""
-  changed = [
-    n for n, line in enumerate(references, 1) if tokenizer.changes(line)
-  ]
+  numbered = enumerate(references, 1)
+  changed = [number for number, line in numbered if tokenizer.changes(line)]
   if changed:
     logger.warning(
       '%s: %d of %d lines, line %d first, have characters that the model '
@@ -359,11 +335,8 @@ _CACHED_WORDS = 1 << 15
 _CACHED_LENGTH = 16
 
 
-class _Arcs(NamedTuple):
-  """Starts of the pieces that may end at one position, and their shares."""
-
-  starts: list[int]
-  cumulative: list[float]
+# Starts of the pieces that may end at one position, and their summed shares.
+_Arcs = tuple[list[int], list[float]]
 
 
 class SubwordSampler:
@@ -375,7 +348,6 @@ class SubwordSampler:
   """
 
   def __init__(self, processor: sentencepiece.SentencePieceProcessor):
-    """Read the pieces of a model."""
     self._processor = processor
     special = (
       processor.is_control,
@@ -421,16 +393,16 @@ class SubwordSampler:
     lattice = (self._cached if short else self._lattice)(word, alpha)
     pieces, end = [], len(word)
     while end:
-      arcs = lattice[end]
-      drawn = bisect.bisect(arcs.cumulative, generator.random())
-      start = arcs.starts[min(drawn, len(arcs.starts) - 1)]
+      starts, cumulative = lattice[end]
+      drawn = bisect.bisect(cumulative, generator.random())
+      start = starts[min(drawn, len(starts) - 1)]
       pieces.append(word[start:end])
       end = start
     return pieces[::-1]
 
   def _lattice(self, word: str, alpha: float) -> list[_Arcs]:
     """List, for each position, where the piece that ends there may begin."""
-    lattice = [_Arcs([], [])]
+    lattice: list[_Arcs] = [([], [])]
     log_totals = [0.0]
     for end in range(1, len(word) + 1):
       starts, weights = [], []
@@ -446,7 +418,7 @@ class SubwordSampler:
       total = math.fsum(masses)
       log_totals.append(largest + math.log(total))
       shares = (mass / total for mass in masses)
-      lattice.append(_Arcs(starts, list(itertools.accumulate(shares))))
+      lattice.append((starts, list(itertools.accumulate(shares))))
     return lattice
 
   def _merged(
@@ -482,5 +454,4 @@ class SubwordSampler:
 
 @functools.lru_cache(8)
 def _sampler(processor: sentencepiece.SentencePieceProcessor) -> SubwordSampler:
-  """Return the sampler of a model, which tokenizers with tags share."""
   return SubwordSampler(processor)

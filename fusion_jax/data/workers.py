@@ -28,7 +28,6 @@ _ResultT = TypeVar('_ResultT')
 
 
 def usable_cores() -> int:
-  """Return the number of cores that this process may use."""
   try:
     return len(os.sched_getaffinity(0))
   except AttributeError:  # Some systems know of no such restriction.
@@ -40,16 +39,15 @@ class Workers(Generic[_StateT]):
 
   def __init__(self, state: _StateT, count: int):
     """Prepare to start them; with 1, this process does the work itself."""
-    self.state = state
-    self._count = count if count > 1 else 0
+    self.state, self._count = state, count
     self._processes: list[_Process] = []
     self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
     # Each of its threads waits for one process.
     self._threads = ThreadPoolExecutor(count)
 
   def __enter__(self) -> 'Workers[_StateT]':
-    for _ in range(self._count):
-      self._processes.append(_Process())
+    if self._count > 1:
+      self._processes += [_Process() for _ in range(self._count)]
     for process in self._processes:
       process.send(self.state)
       self._idle.put(process)
@@ -68,12 +66,10 @@ class Workers(Generic[_StateT]):
     """Yield the result for each item, in the order of the items.
 
     The function is one of a module. What it takes and returns must pickle.
-    Items are read a few ahead of the results. A process that dies raises
-    InputError.
+    Items are read a few ahead of the results.
     """
     if not self._processes:
-      for item in items:
-        yield function(self.state, item)
+      yield from (function(self.state, item) for item in items)
       return
     results: collections.deque[Future[_ResultT]] = collections.deque()
     for item in items:
@@ -86,13 +82,9 @@ class Workers(Generic[_StateT]):
   def _ask(self, *question: Any) -> Any:
     process = self._idle.get()
     try:
-      process.send(question)
-      answer = process.receive()
+      return process.answer(question)
     finally:
       self._idle.put(process)
-    if isinstance(answer, Exception):
-      raise answer
-    return answer
 
 
 class _Process:
@@ -114,9 +106,13 @@ class _Process:
     with self._telling_death():
       self._pipe.send(value)
 
-  def receive(self) -> Any:
+  def answer(self, question: Any) -> Any:
+    self.send(question)
     with self._telling_death():
-      return self._pipe.recv()
+      answer = self._pipe.recv()
+    if isinstance(answer, Exception):
+      raise answer
+    return answer
 
   @contextlib.contextmanager
   def _telling_death(self) -> Iterator[None]:

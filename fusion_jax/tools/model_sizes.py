@@ -5,7 +5,6 @@
 The vocabularies have the size that `data.tokenizer` requests.
 """
 
-import argparse
 import math
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ import jax
 from flax import linen as nn
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.flags import parse_experiment
+from fusion_jax.config.flags import command_parser, parse_experiment
 from fusion_jax.models.transformer import Transformer, boxed_parameters
 from fusion_jax.startup import one_line_errors, run_program
 
@@ -37,21 +36,13 @@ def parameter_rows(
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Print one line per parameter, and the sum."""
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax sizes',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  config, _ = parse_experiment(argv, parser)
+  config, _ = parse_experiment(argv, command_parser(__doc__, 'sizes'))
   total = 0
   for name, shape, axes in parameter_rows(config):
     size = math.prod(shape)
     total += size
-    sides = ' x '.join(
-      f'{axis} {length}' for axis, length in zip(axes, shape, strict=True)
-    )
-    print(f'{size:>14,}  {name:<56}  {sides}')
+    sides = map('{} {}'.format, axes, shape)
+    print(f'{size:>14,}  {name:<56}  {" x ".join(sides)}')
   print(f'{total:>14,}  all')
 
 

@@ -7,21 +7,21 @@ NAME is an option (`model.width`), a section (`data.batch`) or the end of a name
 are found by the scheme: `fusion.hops`.
 """
 
-import argparse
 import difflib
 import html
 import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic.fields import FieldInfo
 
 from fusion_jax.config import ExperimentConfig, SideConfig
 from fusion_jax.config.data import Direction
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import fields_of_section
 from fusion_jax.config.serialization import is_resumable
@@ -29,26 +29,8 @@ from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.startup import one_line_errors, run_program
 
-_HEAD = """# Options
-
-Every option is a field of a config, and `--config.FIELD=VALUE` replaces it on
-the command line:
-
-    fusion-jax train --config=quickstart --workdir=runs/first \\
-      --config.data.batch.tokens=1024 --config.model.encoder.fusion=hops
-
-A list takes its items with commas between them. `SIDE` is `encoder` or
-`decoder`. A value of the wrong type or outside of its bounds is refused with
-one line, and so is an option of a fusion scheme that is not chosen.
-
-*Resume: yes* means that a run that is resumed may change the option. Any other
-change is refused, because the run would no longer be the one that was started.
-With `optimizer.schedule=cosine` a resumed run must keep `training.steps` too.
-
-`fusion-jax options --markdown` writes this page, and `fusion-jax options NAME`
-prints a part of it.
-"""
-
+# The begin of the page.
+_HEAD = Path(__file__).with_name('options.md')
 _KINDS = types.MappingProxyType(
   {bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}
 )
@@ -78,28 +60,20 @@ class Option(NamedTuple):
 
 def page() -> str:
   """Return the page of all options in Markdown."""
-  return '\n'.join((_HEAD, *map(_in_markdown, _sections())))
-
-
-def option_names() -> list[str]:
-  """Return the dotted names of the options of every config."""
-  return [
-    option.name for section in _config_sections() for option in _of(section)
-  ]
+  return '\n'.join((_HEAD.read_text('utf-8'), *map(_in_markdown, _sections())))
 
 
 def find(name: str) -> list[Option]:
   """Return the options of a name, a section or the end of a name."""
   name = re.sub(r'\b(?:encoder|decoder)\b', 'SIDE', name)
-  options = [option for section in _sections() for option in _of(section)]
+  options = every_option()
   ways = (
     lambda known: known == name,
     lambda known: known.startswith(f'{name}.'),
     lambda known: known.endswith(f'.{name}'),
   )
   for way in ways:
-    found = [x for x in options if way(x.name) or way(x.anchor)]
-    if found:
+    if found := [x for x in options if way(x.name) or way(x.anchor)]:
       return found
   known = {end for x in options for end in (x.name, x.name.split('.')[-1])}
   close = difflib.get_close_matches(name, known, n=1)
@@ -110,51 +84,37 @@ def find(name: str) -> list[Option]:
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Print options as text, or all as the page of the guide."""
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax options',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_parser(__doc__, 'options')
   parser.add_argument('names', nargs='*', metavar='NAME')
   parser.add_argument('--markdown', action='store_true', help='the whole page')
-  arguments = parse_arguments(argv, parser)
-  if arguments.markdown:
+  flags = parse_arguments(argv, parser)
+  if flags.markdown:
     print(page(), end='')
     return
-  for option in _asked(arguments.names):
+  found = [option for name in flags.names for option in find(name)]
+  for option in found if flags.names else every_option():
     text = inspect.cleandoc(option.text).replace('\n', '\n    ')
     print(f'{option.name}\n  {option.facts}\n    {text}\n')
 
 
-def _asked(names: Sequence[str]) -> Iterator[Option]:
-  if not names:
-    yield from (x for section in _sections() for x in _of(section))
-  for name in names:
-    yield from find(name)
+def every_option() -> list[Option]:
+  """Return the options of a config, then those of schemes, in order."""
+  return [option for section in _sections() for option in _of(section)]
 
 
-def _sections() -> list[Section]:
-  """Return the sections of a config, then those of schemes, in order."""
-  return [
-    *_config_sections(),
-    *_of_rows('fusion', 'options', SCHEMES),
-    *_of_rows('attention', 'attention_options', SOURCES),
-  ]
-
-
-def _config_sections() -> list[Section]:
-  walked = dict.fromkeys(_walk('', ExperimentConfig))
-  return [Section(path, path, path, options) for path, options in walked]
-
-
-def _of_rows(
-  field: str, section: str, rows: Mapping[str, Any]
-) -> Iterator[Section]:
-  for name, row in rows.items():
-    if fields_of_section(row.options):
-      title = f'model.SIDE.{field}={name}'
-      path = f'model.SIDE.{section}'
-      yield Section(title, path, f'{field}.{name}', row.options)
+def _sections() -> Iterator[Section]:
+  """Yield the sections of a config, then those of schemes, in order."""
+  for path, options in dict.fromkeys(_walk('', ExperimentConfig)):
+    yield Section(path, path, path, options)
+  for field, path, rows in (
+    ('fusion', 'options', SCHEMES),
+    ('attention', 'attention_options', SOURCES),
+  ):
+    for name, row in rows.items():
+      if fields_of_section(row.options):
+        title = f'model.SIDE.{field}={name}'
+        anchor = f'{field}.{name}'
+        yield Section(title, f'model.SIDE.{path}', anchor, row.options)
 
 
 def _walk(path: str, cls: type) -> Iterator[tuple[str, type]]:
@@ -178,25 +138,24 @@ def _is_section(kind: Any) -> bool:
 
 
 def _of(section: Section) -> Iterator[Option]:
-  for name, field in fields_of_section(section.options).items():
+  for field_name, field in fields_of_section(section.options).items():
     if not _is_section(field.annotation):
-      yield _option(section, name, field)
+      name = _dotted(section.path, field_name)
+      anchor = _dotted(section.anchor, field_name)
+      facts = '; '.join(_facts(name, field))
+      yield Option(name, anchor, facts, field.description or '')
 
 
-def _option(section: Section, field_name: str, field: FieldInfo) -> Option:
-  name = _dotted(section.path, field_name)
-  facts = [
-    _kind(field),
-    'required' if field.is_required() else f'default {_value(field.default)}',
-    f'resume: {"yes" if _resumable(name) else "no"}',
-    *(
-      f'read only by the {only.side}'
-      for only in field.metadata
-      if isinstance(only, Only)
-    ),
-  ]
-  anchor = _dotted(section.anchor, field_name)
-  return Option(name, anchor, '; '.join(facts), field.description or '')
+def _facts(name: str, field: FieldInfo) -> Iterator[str]:
+  yield _kind(field)
+  yield (
+    'required' if field.is_required() else f'default {_value(field.default)}'
+  )
+  resumable = is_resumable(name.replace('.NUMBER.', '.0.'))
+  yield f'resume: {"yes" if resumable else "no"}'
+  for note in field.metadata:
+    if isinstance(note, Only):
+      yield f'read only by the {note.side}'
 
 
 def _in_markdown(section: Section) -> str:
@@ -219,10 +178,6 @@ def _anchored(name: str) -> str:
   return f'<a id="{name}"></a>' if name else ''
 
 
-def _resumable(name: str) -> bool:
-  return is_resumable(name.replace('.NUMBER.', '.0.'))
-
-
 def _kind(field: FieldInfo) -> str:
   kind: Any = field.annotation
   if typing.get_origin(kind) is Literal:
@@ -231,14 +186,13 @@ def _kind(field: FieldInfo) -> str:
     return 'list'
   if kind is Any:
     return 'section'
-  return ' '.join((_KINDS[kind], *_bounds(field))).strip()
-
-
-def _bounds(field: FieldInfo) -> Iterator[str]:
-  for bound, word in _BOUNDS.items():
-    for note in field.metadata:
-      if (limit := getattr(note, bound, None)) is not None:
-        yield f'{word} {limit:,}'
+  bounds = [
+    f'{word} {limit:,}'
+    for bound, word in _BOUNDS.items()
+    for note in field.metadata
+    if (limit := getattr(note, bound, None)) is not None
+  ]
+  return ' '.join((_KINDS[kind], *bounds))
 
 
 def _value(value: Any) -> str:

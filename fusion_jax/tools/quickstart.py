@@ -3,14 +3,18 @@
 python -m fusion_jax.tools.quickstart --workdir=runs/quickstart
 """
 
-import argparse
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.flags import add_direction_flags, parse_arguments
+from fusion_jax.config.flags import (
+  add_direction_flags,
+  command_parser,
+  parse_arguments,
+)
 from fusion_jax.errors import InputError
 from fusion_jax.runs.directory import read_metrics
 from fusion_jax.startup import one_line_errors, run_program, start_logging
@@ -21,14 +25,11 @@ _INDICES = re.compile(r'(_\d+)+$')
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Translate the test split with beam search and print the results."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command_parser(__doc__)
   parser.add_argument('--workdir', type=Path, required=True)
   add_direction_flags(parser)
-  arguments = parse_arguments(argv, parser)
-  workdir = arguments.workdir
+  flags = parse_arguments(argv, parser)
+  workdir = flags.workdir
   start_logging()
   # Imported after logging starts, else JAX's libraries set up their own.
   from fusion_jax.data.prepare import prepare
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> None:
   corpus = prepare(run.config.data)
   if not corpus.has_split('test'):
     raise InputError(f'{workdir}: its config names no data.test')
-  languages = arguments.source_language, arguments.target_language
+  languages = flags.source_language, flags.target_language
   run = in_direction(run, str(workdir), *languages)
   data = run.config.data
   direction = f'{data.source_language}-{data.target_language}'
@@ -51,10 +52,9 @@ def main(argv: list[str]) -> None:
   print(scores.report)
   _print_fusion(run.config, workdir)
   stride = max(len(sources) // _SHOWN, 1)
-  for index in range(0, stride * _SHOWN, stride):
-    print(f'\nsource       {sources[index]}')
-    print(f'translation  {translations[index]}')
-    print(f'reference    {references[index]}')
+  shown = zip(sources, translations, references, strict=True)
+  for lines in itertools.islice(shown, 0, stride * _SHOWN, stride):
+    print('\nsource       {}\ntranslation  {}\nreference    {}'.format(*lines))
   print(f'\nThe run directory is {workdir}. Try it on a line of your own:')
   print('  source .venv/bin/activate')
   print(f"  echo '{sources[0]}' | fusion-jax decode --workdir={workdir}")

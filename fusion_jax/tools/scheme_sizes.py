@@ -12,7 +12,6 @@ the baseline has not, in thousands, for one source and one target position of 32
 and 32. Schemes that no paper describes are counted in a Transformer Base.
 """
 
-import argparse
 import functools
 import json
 import tomllib
@@ -27,7 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from fusion_jax import fusion
 from fusion_jax.config import PRESETS, ModelConfig, Side, SideConfig
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.config.presets import changed
 from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.fusion.scheme import Scheme
@@ -46,18 +45,18 @@ _LENGTH = 32
 _PLAIN = SideConfig()
 _SIDES: tuple[Side, ...] = ('encoder', 'decoder')
 _CHECKED = pydantic.ConfigDict(extra='forbid', strict=True)
+_HEADER = (
+  *('scheme', 'source', 'plugs in at', 'sides', 'extra parameters', 'all'),
+  *('paper', 'agrees', 'extra cache', 'multiply-adds'),
+)
 
 
 @dataclass(frozen=True, config=_CHECKED)
 class Printed:
-  """Number of parameters that a paper prints; '+' before those of the fusion.
-
-  Attributes:
-    origin: Paper and table.
-  """
+  """Number of parameters that a paper prints; with + those of the fusion."""
 
   size: Annotated[str, pydantic.Field(pattern=r'^\+?[\d,]+(\.\d+)?[MK]$')]
-  origin: str
+  origin: str  # Paper and table.
 
   def agrees(self, fused: int, extra: int) -> bool:
     """Return whether a count is that number within its rounding."""
@@ -107,15 +106,10 @@ class PaperModel:
 
 @dataclass(frozen=True, config=_CHECKED)
 class Group:
-  """What models of a paper have in common.
+  """What models of a paper have in common."""
 
-  Attributes:
-    source: Paper and equations.
-    plug: Where the scheme plugs in.
-  """
-
-  source: str
-  plug: str
+  source: str  # Paper and equations.
+  plug: str  # Where the scheme plugs in.
 
 
 @dataclass(frozen=True, config=_CHECKED)
@@ -146,10 +140,12 @@ def _papers() -> Papers:
 def rows() -> Iterator[Row]:
   """Yield the rows of the table, with those of schemes of the user's own."""
   papers = _papers()
-  groups = {name: _group_of(scheme) for name, scheme in SCHEMES.items()}
-  groups |= {
-    name: Group(row.source, 'attention') for name, row in SOURCES.items()
+  groups = {
+    name: Group(scheme.source, ', '.join(dict.fromkeys(scheme.plugs.values())))
+    for name, scheme in SCHEMES.items()
   }
+  for name, row in SOURCES.items():
+    groups[name] = Group(row.source, 'attention')
   for name, group in (groups | papers.groups).items():
     models = [model for model in papers.models if model.of == name]
     for model in models or [_in_base(SCHEMES[name])]:
@@ -157,11 +153,6 @@ def rows() -> Iterator[Row]:
       changes = {f'{side}': fusion for side, fusion in model.sides.items()}
       fused = baseline.transformer(model.model | changes)
       yield Row(model, group, fused, baseline.transformer({}))
-
-
-def _group_of(scheme: Scheme) -> Group:
-  plugs = ', '.join(dict.fromkeys(scheme.plugs.values()))
-  return Group(scheme.source, plugs)
 
 
 def _in_base(scheme: Scheme) -> PaperModel:
@@ -258,18 +249,11 @@ def _cells(row: Row) -> tuple[str, ...]:
 @one_line_errors
 def main(argv: list[str]) -> None:
   """Print the table; raise SystemExit(1) on a wrong count."""
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax schemes',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_parser(__doc__, 'schemes')
   add_format_flag(parser, default='markdown')
-  arguments = parse_arguments(argv, parser)
-  header = ['scheme', 'source', 'plugs in at', 'sides']
-  header += ['extra parameters', 'all', 'paper', 'agrees', 'extra cache']
-  header += ['multiply-adds']
+  flags = parse_arguments(argv, parser)
   listed = tuple(rows())
-  print(table(arguments.format, header, map(_cells, listed)), flush=True)
+  print(table(flags.format, _HEADER, map(_cells, listed)), flush=True)
   if not all(agrees(row) or row.model.inconsistent for row in listed):
     raise SystemExit(1)
 

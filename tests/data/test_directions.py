@@ -108,11 +108,8 @@ def test_every_direction_has_its_own_part_with_its_tags(corpus):
 
 def test_held_out_text_of_each_direction(corpus):
   # The first pair has an empty source: it is text, and no example.
-  assert corpus.split('valid').directions == {
-    'en-de': 20,
-    'en-fr': 4,
-    'de-en': 20,
-  }
+  counts = {'en-de': 20, 'en-fr': 4, 'de-en': 20}
+  assert corpus.split('valid').directions == counts
   own = corpus.split('valid', 'de-en')
   sources, targets = own.texts()
   expected = [('', 'null'), *numbers(20, 300)]

@@ -22,14 +22,6 @@ def _values(split, count, seed=0):
   return {tuple(sorted(c)) for _, c in _contents(split, count, seed)}
 
 
-def test_the_same_arguments_give_the_same_text():
-  first = list(embedded.generate('en', 'de', 'train', 500, seed=3))
-  assert first == list(embedded.generate('en', 'de', 'train', 500, seed=3))
-  assert first[:100] == list(
-    embedded.generate('en', 'de', 'train', 100, seed=3)
-  )
-
-
 def test_the_draw_is_the_same_on_every_machine_and_python():
   # Made with Python 3.11.7 by this very expression. It knows no Babel: a new
   # value here means that a corpus of the same seed is another one, and
@@ -93,7 +85,7 @@ def test_a_frame_has_the_same_slots_in_all_languages():
       slots = sorted(slot for _, slot, _ in parts if slot)
       english = sorted(slot for _, slot, _ in frame.parts['en'] if slot)
       assert slots == english
-      assert set(slots) == set(frame.slots)
+      assert set(slots) == set(frame.families)
 
 
 @pytest.mark.parametrize('language', embedded.LANGUAGES)
@@ -111,14 +103,10 @@ def test_the_text_is_plain(language):
 # Looked up by hand in CLDR 47, common/main/{de,en,es,fr,nl}.xml: date formats
 # of the Gregorian calendar, territories, languages, units, relative times,
 # number patterns; no-break spaces as plain ones.
+_IN_FULL = 'Freitag, 3. Mai 2024', 'Friday, May 3, 2024'
 CLDR = [
   ('date', '', '2024-05-03', ('3. Mai 2024', 'May 3, 2024')),
-  (
-    'date',
-    'full',
-    '2024-05-03',
-    ('Freitag, 3. Mai 2024', 'Friday, May 3, 2024'),
-  ),
+  ('date', 'full', '2024-05-03', _IN_FULL),
   ('date', 'short', '2024-12-31', ('31.12.24', '12/31/24')),
   ('month', '', (2024, 3), ('März 2024', 'March 2024')),
   ('time', '', (15, 5), ('15:05', '3:05 PM')),

@@ -158,8 +158,3 @@ def test_iwslt14_pairs_with_a_blank_side_are_dropped_whole(iwslt14, tmp_path):
   fetch.fetch('iwslt14', tmp_path)
   found = [(tmp_path / f'train.{each}').read_text() for each in ('de', 'en')]
   assert found == ['a\n', 'A\n']
-
-
-def test_the_command_refuses_other_names(capsys):
-  assert fetch.main(['multi30', '--output=x']) == 2
-  assert "did you mean 'multi30k'?" in capsys.readouterr().err

@@ -122,14 +122,6 @@ def test_examples_depend_on_seed_and_epoch_alone():
   assert forwards[3][:6] == [49, 12, 16, 45, 37, 5]
 
 
-def test_blocks_take_neighbours_in_length():
-  lengths = lengths_of(1_000)
-  mixture = Mixture(lengths, [900, 100], np.array([0.5, 0.5]), seed=0)
-  # 900 examples in 500 slots. Slots as long as the longest example would
-  # have 29 + 29 subwords; examples have 15 + 15 in the mean.
-  assert mixture.lengths[:500].mean() < 1.15 * lengths[:900].mean()
-
-
 def test_the_mixture_of_a_config():
   directions = (
     Direction('de', 'en', ('a.{lang}',)),

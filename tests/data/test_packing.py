@@ -42,14 +42,8 @@ def test_rows_of_a_hand_made_corpus():
   lengths = np.array([[4, 5], [3, 3], [6, 5], [9, 2], [6, 5], [4, 5]], np.int32)
   rows = pack(lengths, 10, 10)
   assert rows.starts.tolist() == [0, 2, 4, 5, 6]
-  assert rows.lengths.tolist() == [
-    [6, 5],
-    [4, 5],
-    [6, 5],
-    [4, 5],
-    [9, 2],
-    [3, 3],
-  ]
+  order = [[6, 5], [4, 5], [6, 5], [4, 5], [9, 2], [3, 3]]
+  assert rows.lengths.tolist() == order
 
 
 def test_a_row_takes_what_leaves_both_sides_alike():
@@ -141,17 +135,6 @@ def test_every_example_once_an_epoch_and_no_row_too_full(
     assert sorted(seen) == list(range(len(lengths)))
 
 
-def test_examples_change_their_company():
-  # 40 pairs of the same lengths, two a row: over epochs any two may meet.
-  plan = PackedPlan(np.full((40, 2), 5, np.int32), Shape(20, 10, 10), 0)
-  partners = set()
-  for epoch in range(400):
-    examples = plan.epoch(epoch).batch(0)[1]
-    row = examples[(examples == 0).any(axis=1)][0]
-    partners.add(int(row.sum()))
-  assert partners == set(range(1, 40))
-
-
 def test_order_of_a_seed_never_changes():
   # Made by this code with numpy 2.4.6. If it changes, a run that is resumed
   # repeats some examples in the rest of its epoch and misses others.
@@ -172,13 +155,4 @@ def test_table():
   lines = plan.epoch(0).table(lengths).splitlines()
   assert len(lines) == 2
   # 21 source and 19 target tokens in 36 slots a side; 4 pairs in 3 rows.
-  assert lines[1].split() == [
-    '2',
-    '9',
-    '9',
-    '2',
-    '1.3',
-    '58.3%',
-    '52.8%',
-    '55.6%',
-  ]
+  assert ' '.join(lines[1].split()) == '2 9 9 2 1.3 58.3% 52.8% 55.6%'

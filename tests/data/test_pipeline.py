@@ -37,9 +37,6 @@ class MemorySplit:
       np.full(source, index + 1, np.int32), np.full(target, index + 1, np.int32)
     )
 
-  def __getitems__(self, indices):
-    return [self[index] for index in indices]
-
   def sample(self, index, seed):
     generator = np.random.default_rng((index, seed))
     source, target = generator.integers(1, self.lengths[index] + 1)
@@ -115,19 +112,6 @@ def assert_same(first, second):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize('packing', [False, True])
-def test_an_epoch_has_every_example_once(packing):
-  batches = batches_of(packing)
-  size = batches.plan.batches_per_epoch
-  assert size > 3
-  epochs = [
-    indices_in(batches[step] for step in range(first, first + size))
-    for first in (0, size)
-  ]
-  assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(100))
-  assert epochs[0] != epochs[1]
-
-
 @settings(max_examples=20)
 @given(
   step=st.integers(0, 10**9),
@@ -201,22 +185,6 @@ def test_sampling_draws_anew_in_each_epoch():
   assert (first > 0).all()
   assert (first <= SPLIT.lengths[:, 0]).all()
   assert (first != second).mean() > 0.3
-
-
-def test_sampled_examples_are_packed_side_by_side():
-  batches = batches_of(True, sampling=True)
-  for batch in map(batches.__getitem__, range(3)):
-    for ids, segments, lengths in (
-      (batch.source, batch.source_segments, batch.source_lengths),
-      (batch.target, batch.target_segments, batch.target_lengths),
-    ):
-      kept = np.arange(ids.shape[1]) < lengths[:, None]
-      np.testing.assert_array_equal(segments > 0, kept)
-      # Segments follow each other, and each holds one example alone.
-      steps = np.diff(segments, axis=1)[kept[:, 1:]]
-      assert set(steps.tolist()) == {0, 1}
-      changes = np.diff(ids, axis=1)[kept[:, 1:]] != 0
-      assert not (changes & (steps == 0)).any()
 
 
 @pytest.mark.parametrize(('packing', 'arrays'), [(False, 4), (True, 6)])

@@ -72,12 +72,10 @@ def text(tmp_path):
 
 
 def decoded(corpus, split):
+  decode = corpus.source_tokenizer.decode, corpus.target_tokenizer.decode
   return [
-    (
-      corpus.source_tokenizer.decode(example.source),
-      corpus.target_tokenizer.decode(example.target),
-    )
-    for example in (split[index] for index in range(len(split)))
+    tuple(one(ids) for one, ids in zip(decode, split[index], strict=True))
+    for index in range(len(split))
   ]
 
 
@@ -100,9 +98,8 @@ def test_examples_end_and_have_the_stored_lengths(text):
   assert split.lengths.dtype == np.int32
   assert split.lengths.shape == (len(split), 2) == (300, 2)
   assert isinstance(split.lengths, np.memmap)
-  for index, example in enumerate(split.__getitems__(range(300))):
-    for side in (0, 1):
-      ids = example[side]
+  for index in range(300):
+    for side, ids in enumerate(split[index]):
       assert ids.dtype == np.int32
       assert len(ids) == split.lengths[index, side]
       # The end symbol is 3, the start symbol 2.
@@ -119,13 +116,9 @@ def test_the_folder_is_a_tfds_dataset(text):
     source = builder.as_data_source(split=name)
     split = corpus.split(name)
     assert len(source) == len(split)
-    for index in (0, 7, len(split) - 1):
-      np.testing.assert_array_equal(
-        source[index]['source'], split[index].source
-      )
-      np.testing.assert_array_equal(
-        source[index]['target'], split[index].target
-      )
+    for index, side in itertools.product((0, 7), ('source', 'target')):
+      ids = getattr(split[index], side)
+      np.testing.assert_array_equal(source[index][side], ids)
 
 
 def test_many_shards_read_as_one(text, monkeypatch):
@@ -240,7 +233,6 @@ def test_the_report_says_what_fell_out(text, caplog):
   assert train['subwords'] == lengths.sum(axis=0).tolist()
   saved = json.loads((corpus.directory / 'report.json').read_text('utf-8'))
   assert saved == corpus.report
-  assert '304' in caplog.text
   assert 'length ratio' in caplog.text
 
 
@@ -352,17 +344,13 @@ def prepared_is_empty(directory):
   return not folder.exists() or not list(folder.iterdir())
 
 
+_NO_PAIRS = r'train: no pair of en-de is left of 300 \(300 too long\); see'
+
+
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    (
-      {'filter': FilterConfig(max_length=2)},
-      'train: no pair of en-de is left of 300',
-    ),
-    (
-      {'tokenizer': TokenizerConfig(vocabulary_size=9_000)},
-      'largest possible is',
-    ),
+    ({'filter': FilterConfig(max_length=2)}, _NO_PAIRS),
     ({'valid': ('train.{lang}', 'uneven.{lang}')}, 'uneven.en has 3 lines'),
   ],
 )
@@ -439,17 +427,13 @@ def test_another_process_may_make_the_folder_first(text, monkeypatch):
 
 
 def test_the_program_prints_the_folder(text, capsys):
-  config = text / 'experiment.py'
-  config.write_text(
-    'from fusion_jax.config import *\n'
-    'def get_config():\n'
-    f'  return ExperimentConfig(data=DataConfig(root={str(text)!r},'
-    " train=('train.{lang}',), valid=('valid.{lang}',), test=(),"
-    ' tokenizer=TokenizerConfig(vocabulary_size=45)))\n'
-  )
   arguments = [
-    f'--config={config}',
+    '--config=quickstart',
     f'--config.data.prepared={text / "prepared"}',
+    f'--config.data.root={text}',
+    *(f'--config.data.{name}={name}.{{lang}}' for name in ('train', 'valid')),
+    '--config.data.test=',
+    '--config.data.tokenizer.vocabulary_size=45',
   ]
   assert prepare.main(arguments) == 0
   directory = capsys.readouterr().out.strip()

@@ -43,18 +43,13 @@ def tokenizers():
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
-def test_the_special_symbols_and_the_size(algorithm):
-  vocabulary = trained(algorithm=algorithm).vocabulary
-  # pad 0, unk 1, bos 2, eos 3.
-  assert vocabulary == tokenizer_lib.Vocabulary(60, start=2, end=3, unknown=1)
-
-
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_training_twice_gives_the_same_model(algorithm, capfd):
   first, second = (trained(algorithm=algorithm) for _ in range(2))
   assert first.model == second.model
-  assert first.digest == second.digest
   assert capfd.readouterr() == ('', '')
+  # pad 0, unk 1, bos 2, eos 3.
+  symbols = tokenizer_lib.Vocabulary(60, start=2, end=3, unknown=1)
+  assert first.vocabulary == symbols
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
@@ -235,11 +230,3 @@ def test_an_error_in_the_text_comes_as_it_is():
   with pytest.raises(InputError) as raised:
     tokenizer_lib.train(lines(), TokenizerConfig(vocabulary_size=20))
   assert raised.value is error
-
-
-@pytest.mark.parametrize('coverage', [0.98, 1.0])
-def test_sentencepiece_takes_every_coverage_that_the_config_takes(coverage):
-  config = TokenizerConfig(vocabulary_size=40, character_coverage=coverage)
-  assert tokenizer_lib.train(LINES, config)
-  with pytest.raises(InputError, match=r'0\.98'):
-    TokenizerConfig(character_coverage=coverage - 0.03)

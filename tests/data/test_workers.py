@@ -29,12 +29,6 @@ def test_results_come_in_the_order_of_the_items(count):
     assert list(evaluated(workers, texts)) == pauses
 
 
-def test_the_work_may_depend_on_results_of_other_work():
-  with Workers(1, 2) as workers:
-    results = workers.in_order(operator.add, range(20))
-    assert list(workers.in_order(operator.mul, results)) == list(range(1, 21))
-
-
 def test_items_are_read_a_few_ahead():
   read = []
   items = (read.append(number) or number for number in range(99))

@@ -359,9 +359,7 @@ def test_an_exported_direction_puts_its_tags(with_tags, tmp_path):
   config = dataclasses.replace(plain.config, data=DATA, decoding=_TAGGED)
   run = in_direction(dataclasses.replace(plain, config=config), 'run', 'ro')
   lines = ['a dog', '', 'the cat sat']
-  stablehlo.export(
-    run, tmp_path / 'out', stablehlo.StablehloOptions(((2, 16),))
-  )
+  stablehlo.export(run, tmp_path / 'out', ((2, 16),))
   translate = runpy.run_path(str(tmp_path / 'out' / 'load.py'))['translate']
   expected = list(Translator(run, run.config.decoding).translate(lines))
   assert translate(lines) == expected

@@ -30,12 +30,6 @@ def saved(tmp_path_factory):
   return run
 
 
-def _copy(saved, tmp_path):
-  workdir = tmp_path / 'copy'
-  shutil.copytree(saved.workdir, workdir)
-  return workdir
-
-
 def _assert_mean(run, saved, steps):
   assert run.steps == steps
   assert run.step == steps[-1]
@@ -57,18 +51,13 @@ def _error(capsys):
 
 @pytest.mark.parametrize(
   ('arguments', 'steps'),
-  extended_but(
-    [
-      (('last', 1), (60,)),
-      (('best', 3), (40, 50, 60)),
-      ((40, 3), (20, 30, 40)),
-      (('best', 1, 'best'), (30,)),
-      (('best', 2, 'best'), (30, 50)),
-      (('last', 3, 'best'), (10, 30, 50)),
-      ((40, 2, 'best'), (10, 30)),
-    ],
-    lambda case: case[0][-1] == 'best' or case[0][0] == 'best',
-  ),
+  [
+    ((40, 3), (20, 30, 40)),
+    (('best', 1, 'best'), (30,)),
+    (('best', 3), (40, 50, 60)),
+    (('last', 3, 'best'), (10, 30, 50)),
+    ((40, 2, 'best'), (10, 30)),
+  ],
 )
 def test_the_mean_by_hand(saved, arguments, steps):
   _assert_mean(
@@ -76,27 +65,19 @@ def test_the_mean_by_hand(saved, arguments, steps):
   )
 
 
-def _damaged(saved, tmp_path, part, *steps):
-  """A copy where an array is not what was written at some steps, or `meta`."""
-  workdir = _copy(saved, tmp_path)
-  for step in steps:
-    path = meta_path(workdir, step)
-    path.write_text(path.read_text().replace('"digest": "', '"digest": "0', 1))
-    if part == 'arrays':
-      edit_meta(workdir, step)
-  return workdir
-
-
 @pytest.mark.parametrize('part', extended_but(['arrays', 'meta'], ['meta']))
 def test_damage_is_told_and_what_is_before_is_used(
   saved, tmp_path, caplog, part
 ):
-  workdir = _damaged(saved, tmp_path, part, 30, 60)
+  workdir = shutil.copytree(saved.workdir, tmp_path / 'copy')
+  for step in (30, 60):
+    path = meta_path(workdir, step)
+    path.write_text(path.read_text().replace('"digest": "', '"digest": "0', 1))
+    if part == 'arrays':
+      edit_meta(workdir, step)
   cases = [
-    (('last', 1), (50,), 60),
     (('last', 3), (20, 40, 50), 60),
     (('best', 1), (50,), 60),
-    (('best', 1, 'best'), (50,), 30),
     (('best', 2, 'best'), (10, 50), 30),
   ]
   for arguments, steps, left_out in cases:
@@ -124,15 +105,8 @@ def test_a_saved_mean_is_the_mean_on_the_fly(saved, mean):
   assert there.config == here.config
   assert there.target_tokenizer.model == here.target_tokenizer.model
   assert [path.name for path in mean.parent.iterdir()] == ['mean']
-  assert sorted(path.name for path in mean.iterdir()) == [
-    'checkpoints',
-    'config.json',
-    'source.model',
-    'target.model',
-  ]
-
-
-def test_a_saved_mean_says_of_what(mean):
+  names = ['checkpoints', 'config.json', 'source.model', 'target.model']
+  assert sorted(path.name for path in mean.iterdir()) == names
   with ocp.CheckpointManager(mean / 'checkpoints') as manager:
     meta = read_meta(manager, 50)
   assert meta['mean'] == {'run': 'base', 'steps': [30, 50]}

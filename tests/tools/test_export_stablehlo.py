@@ -12,7 +12,7 @@ import jax
 import jax.export
 import numpy as np
 import pytest
-from cases import norm_for
+from cases import CASES
 from copying import LINES, make_tokenizer
 from tiers import extended_but
 
@@ -22,12 +22,10 @@ from fusion_jax.data.tokenizer import normalise
 from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES
-from fusion_jax.fusion.value_residual import ValueResidualOptions
 from fusion_jax.models.transformer import initial_parameters
 from fusion_jax.runs import loading
 from fusion_jax.runs.loading import TrainedModel, make_model
 from fusion_jax.tools.export import stablehlo
-from fusion_jax.tools.export.stablehlo import StablehloOptions
 
 _TINY = ModelConfig(
   width=16,
@@ -59,45 +57,20 @@ runpy.run_path(sys.argv[1], run_name='__main__')
 """
 
 
-def _models() -> dict[str, ModelConfig]:
-  """Every scheme where it is part of each step, and what is no scheme."""
-  models = {}
-  for name, scheme in SCHEMES.items():
-    side = 'decoder' if 'decoder' in scheme.modules else 'encoder'
-    other = 'encoder' if side == 'decoder' else 'decoder'
-    models[name] = {
-      side: SideConfig(fusion=name),
-      f'{other}_layers': 1,
-      'norm': norm_for(name, wanted=_TINY.norm),
-    }
-  models['attention'] = {
-    'encoder': SideConfig(
-      attention='shortcut', attention_options={'source': 'lexical'}
-    ),
-    'decoder': SideConfig(
-      attention='multi_layer', attention_options={'layers': 2}
-    ),
-    'decoder_layers': 3,
-  }
-  linear = SideConfig(fusion='linear')
-  models['scan'] = {
-    'encoder': linear,
-    'decoder': linear,
-    'scan_layers': True,
-    'compute_dtype': 'bfloat16',
-  }
-  models['values'] = {
-    'norm': 'pre',
-    'encoder': SideConfig('mudd', {'ways': 0, 'memory_ways': 2}),
-    'decoder': SideConfig(
-      skip_gains=True,
-      attention='value_residual',
-      attention_options=ValueResidualOptions('shared', 'both'),
-    ),
-  }
-  return {
-    name: dataclasses.replace(_TINY, **own) for name, own in models.items()
-  }
+_LINEAR = SideConfig(fusion='linear')
+# A part of the schemes, and what is no scheme.
+_MODELS = {
+  name: dataclasses.replace(CASES[name], width=16)
+  for name in ('shortcut', 'value-shared-both', *list(SCHEMES)[::-3])
+} | {
+  'scan': dataclasses.replace(
+    _TINY,
+    encoder=_LINEAR,
+    decoder=_LINEAR,
+    scan_layers=True,
+    compute_dtype='bfloat16',
+  )
+}
 
 
 @pytest.fixture(scope='module')
@@ -132,12 +105,13 @@ def exported(tokenizer, tmp_path_factory):
   """A run and its exported folder."""
   run = _random_run(tokenizer, _TINY)
   folder = tmp_path_factory.mktemp('programs') / 'out'
-  options = StablehloOptions(
+  stablehlo.export(
+    run,
+    folder,
     ((4, 32), (2, 8)),
     n_best=2,
     decoding={'beam_size': 3, 'min_length_extra': 4},
   )
-  stablehlo.export(run, folder, options)
   return run, folder
 
 
@@ -166,13 +140,10 @@ def unchecked(monkeypatch):
 
 
 @pytest.mark.usefixtures('unchecked')
-@pytest.mark.parametrize(
-  'name', extended_but([*list(_models())[-2::-3], 'values'], ['attention'])
-)
+@pytest.mark.parametrize('name', extended_but(_MODELS, ['shortcut']))
 def test_every_scheme(tokenizer, tmp_path, name):
-  run = _random_run(tokenizer, _models()[name])
-  asked = StablehloOptions(((2, 8),))
-  stablehlo.export(run, tmp_path / 'out', asked)
+  run = _random_run(tokenizer, _MODELS[name])
+  stablehlo.export(run, tmp_path / 'out', ((2, 8),))
   lines = ['a dog', 'the cat', '', 'cats']
   found = _load(tmp_path / 'out')['translate'](lines)
   assert found == _translated(run, lines)
@@ -243,8 +214,7 @@ def test_a_line_that_is_too_long_is_refused(exported):
 def test_samples_are_those_of_the_run(tokenizer, tmp_path):
   run = _random_run(tokenizer, _TINY)
   sampling = {'search': 'sample', 'top_k': 8, 'top_p': 0.9, 'seed': 3}
-  asked = StablehloOptions(((2, 8),), decoding=sampling)
-  stablehlo.export(run, tmp_path / 'out', asked)
+  stablehlo.export(run, tmp_path / 'out', ((2, 8),), decoding=sampling)
   # Drawn by the number of the line among those that are not empty.
   lines = ['a dog', '', 'a dog', 'cats']
   found = _load(tmp_path / 'out')['translate'](lines)
@@ -266,7 +236,7 @@ def test_a_program_that_differs_is_not_exported(
   monkeypatch.setattr(stablehlo, '_write_common', wrong)
   run = _random_run(tokenizer, _TINY)
   with pytest.raises(RuntimeError, match=r'differs by .* not exported'):
-    stablehlo.export(run, tmp_path / 'out', StablehloOptions(((1, 8),)))
+    stablehlo.export(run, tmp_path / 'out', ((1, 8),))
   assert not list(tmp_path.iterdir())
 
 
@@ -287,15 +257,12 @@ def test_what_a_run_cannot_do_is_refused(tokenizer, tmp_path):
   learned = dataclasses.replace(_TINY, positions='learned', max_positions=256)
   run = _random_run(tokenizer, learned)
   for asked, message in (
-    (StablehloOptions(((2, 300),)), '=2x300: the model has 256 learned'),
-    (StablehloOptions(n_best=3), '=3: must be between 1 and the beam size 2'),
-    (
-      StablehloOptions(decoding={'forbidden': ('xyz',)}),
-      "'xyz' is no piece of the target",
-    ),
+    ({'shapes': ((2, 300),)}, '=2x300: the model has 256 learned'),
+    ({'n_best': 3}, '=3: must be between 1 and the beam size 2'),
+    ({'decoding': {'forbidden': ('xyz',)}}, "'xyz' is no piece of the target"),
   ):
     with pytest.raises(InputError, match=message):
-      stablehlo.export(run, tmp_path / 'out', asked)
+      stablehlo.export(run, tmp_path / 'out', **asked)
   assert not list(tmp_path.iterdir())
 
 

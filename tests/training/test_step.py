@@ -28,7 +28,7 @@ from fusion_jax.data.encoding import Example
 from fusion_jax.models.transformer import Transformer
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.testing import assert_close
-from fusion_jax.tools.aot.programs import Problem, training_program
+from fusion_jax.tools.aot.programs import training_program
 from fusion_jax.training.build import initial_state
 from fusion_jax.training.loop import stop_on_signals
 from fusion_jax.training.optimizer import make_optimizer
@@ -348,8 +348,9 @@ def _optimizer_bytes(ema: float) -> float:
   """Bytes of the optimizer in one step, over those of the parameters."""
   model = dataclasses.replace(PRESETS['tiny'], width=64, filter=256)
   config = ExperimentConfig(model=model, training=TrainingConfig(ema=ema))
-  problem = Problem((256, 256), Shape(2, 4, 4))
-  program = training_program(config, problem, jax.devices()[:1])
+  program = training_program(
+    config, Transformer(model, 256, 256, 1), Shape(2, 4, 4), jax.devices()[:1]
+  )
   text = program.traced.lower().compile().as_text()
   moved = sum(x.moved for x in traffic(text) if x.part == 'optimizer')
   return moved / (4 * program.parameters)

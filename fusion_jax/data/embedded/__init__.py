@@ -9,7 +9,6 @@ The values of a sentence alone, without its frame and language, decide its
 split, so no combination of values is in two splits, under any seed.
 """
 
-import functools
 import hashlib
 import importlib.metadata
 import random
@@ -37,16 +36,19 @@ _SLOT = re.compile(r'\{(\w+)(?::(\w+))?\}')
 
 
 class Frame(NamedTuple):
-  """Slots of a sentence, and its text in each language, cut at the slots."""
+  """Slots of a sentence, and its text in each language, cut at the slots.
 
-  slots: tuple[str, ...]
+  A slot has a family, whose values fill it.
+  """
+
+  families: dict[str, str]
   parts: dict[str, tuple[Part, ...]]
 
 
 def _frame(texts: dict[str, str]) -> Frame:
   parts = {language: _cut(text) for language, text in texts.items()}
-  slots = dict.fromkeys(slot for _, slot, _ in parts['en'] if slot)
-  return Frame(tuple(slots), parts)
+  slots = [slot for _, slot, _ in parts['en'] if slot]
+  return Frame({slot: slot.rstrip('0123456789') for slot in slots}, parts)
 
 
 def _cut(text: str) -> tuple[Part, ...]:
@@ -105,8 +107,9 @@ def _contents(
     index = _below(draw, len(FRAMES))
     frame = FRAMES[index]
     content = tuple(
-      (family, rendering.VALUES[family][_below(draw, size)])
-      for family, size in _families(index)
+      (family, values[_below(draw, len(values))])
+      for family in frame.families.values()
+      for values in [rendering.VALUES[family]]
     )
     if len(set(content)) < len(content) or split_of(content) != split:
       continue
@@ -120,13 +123,6 @@ def _below(draw: random.Random, limit: int) -> int:
   return int(draw.random() * limit)
 
 
-@functools.cache
-def _families(index: int) -> tuple[tuple[str, int], ...]:
-  """Return the family of each slot of a frame and its number of values."""
-  families = (slot.rstrip('0123456789') for slot in FRAMES[index].slots)
-  return tuple((family, len(rendering.VALUES[family])) for family in families)
-
-
 def split_of(content: tuple[Slot, ...]) -> str:
   """Return the split of a combination of values, whatever their order."""
   digest = hashlib.blake2b(repr(sorted(content)).encode(), digest_size=4)
@@ -135,7 +131,7 @@ def split_of(content: tuple[Slot, ...]) -> str:
 
 
 def _sentence(frame: Frame, content: tuple[Slot, ...], language: str) -> str:
-  value_of = dict(zip(frame.slots, content, strict=True))
+  value_of = dict(zip(frame.families, content, strict=True))
   text = ''
   for literal, slot, style in frame.parts[language]:
     text += literal

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusion_jax.bounds import Size, number
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.flags import parse_experiment
+from fusion_jax.config.flags import command_parser, parse_experiment
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 from fusion_jax.startup import one_line_errors, start_logging
@@ -37,31 +37,8 @@ if TYPE_CHECKING:
 _COMPILERS = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-pjrt', 'jax-cuda12-pjrt')
 
 
-@one_line_errors
-def main(argv: list[str]) -> None:
-  """Read the flags, compile the program and print its figures."""
-  config, arguments = parse_experiment(argv, _parser())
-  topology = read_topology(arguments.topology)
-  if arguments.find_batch and arguments.step != 'train':
-    raise InputError('--find_batch: is for --step=train')
-  if arguments.target_length and arguments.step != 'train':
-    raise InputError('--target_length: is for --step=train')
-  if arguments.output and not arguments.output.parent.is_dir():
-    raise InputError(f'--output: {arguments.output.parent}: no such folder')
-  without_accelerator()
-  start_logging()
-  figures = _figures(config, arguments, topology)
-  print(report(topology, arguments.step, figures))
-  if arguments.output:
-    values = as_json(topology, arguments.step, figures)
-    text = json.dumps(values, indent=1) + '\n'
-    write_whole(arguments.output, text.encode())
-
-
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command_parser(__doc__)
   add = parser.add_argument
   add('--topology', required=True, help='v5e:16x16, 2xv5e:16x16, h100:8, ...')
   add('--step', choices=('train', 'decode'), default='train')
@@ -73,35 +50,54 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+@one_line_errors
+def main(argv: list[str]) -> None:
+  config, flags = parse_experiment(argv, _parser())
+  topology = read_topology(flags.topology)
+  for name in ('find_batch', 'target_length'):
+    if getattr(flags, name) and flags.step != 'train':
+      raise InputError(f'--{name}: is for --step=train')
+  if flags.output and not flags.output.parent.is_dir():
+    raise InputError(f'--output: {flags.output.parent}: no such folder')
+  without_accelerator()
+  start_logging()
+  figures = _figures(config, flags, topology)
+  print(report(topology, flags.step, figures))
+  if flags.output:
+    values = as_json(topology, flags.step, figures)
+    text = json.dumps(values, indent=1) + '\n'
+    write_whole(flags.output, text.encode())
+
+
 def _figures(
-  config: ExperimentConfig, arguments: argparse.Namespace, topology: Topology
+  config: ExperimentConfig, flags: argparse.Namespace, topology: Topology
 ) -> 'Figures':
-  devices = topology_devices(topology)
-  # Imported after `without_accelerator`, because they import JAX.
-  from fusion_jax.tools.aot.programs import (
-    ProgramRequest,
-    figures_for,
-    largest_batch,
+  devices, chip = topology_devices(topology), topology.figures
+  # Imported after `without_accelerator`, because it imports JAX.
+  from fusion_jax.tools.aot import programs
+
+  request = programs.ProgramRequest(
+    flags.step, flags.source_length, flags.target_length, flags.prepared
   )
 
-  names = (field.name for field in dataclasses.fields(ProgramRequest))
-  request = ProgramRequest(**{name: getattr(arguments, name) for name in names})
-  chip = topology.figures
+  def compiled(config: ExperimentConfig) -> 'Figures':
+    return programs.figures_for(config, request, chip, devices)[0]
 
-  def compile_one(config: ExperimentConfig) -> 'Figures':
-    return figures_for(config, request, chip, devices)[0]
-
-  if arguments.find_batch:
-    return largest_batch(config, request, compile_one, chip.memory)
-  return compile_one(config)
+  if flags.find_batch:
+    return programs.largest_batch(config, request, compiled, chip.memory)
+  return compiled(config)
 
 
 def report(topology: Topology, step: str, figures: 'Figures') -> str:
-  """Write the figures, one per line."""
   chip, chips = topology.figures, figures.chips
   rows, source, target = figures.shape
   axes = ' x '.join(f'{axis} {size}' for axis, size in figures.mesh.items())
   most = ' at most' if step == 'decode' else ''
+  exchanges = [
+    f'{kind:<18}  {total.count:,}{most}, '
+    f'a chip sends {total.sent / 2**20:,.1f} MiB'
+    for kind, total in figures.exchanges.items()
+  ]
   lines = [
     f'{topology.name}, {step}: {chips} chips, {axes}; '
     f'{figures.parameters:,} parameters; '
@@ -110,16 +106,10 @@ def report(topology: Topology, step: str, figures: 'Figures') -> str:
     f'a chip, it fits; {figures.state / GIB:.2f} GiB of it between steps',
     f'operations  {figures.flops / 1e12:.3f} * 10^12{most}, products alone; '
     f'{figures.flops / chips / chip.flops * 1e3:.2f} ms per chip at its peak',
-  ]
-  lines += [
-    f'{kind:<18}  {total.count:,}{most}, '
-    f'a chip sends {total.sent / 2**20:,.1f} MiB'
-    for kind, total in figures.exchanges.items()
-  ] or ['nothing is exchanged between chips']
-  lines.append(
+    *(exchanges or ['nothing is exchanged between chips']),
     f'seconds     {figures.trace_seconds:.0f} to trace, '
-    f'{figures.compile_seconds:.0f} to compile'
-  )
+    f'{figures.compile_seconds:.0f} to compile',
+  ]
   return '\n'.join(lines)
 
 
@@ -132,7 +122,8 @@ def as_json(
     'topology': topology.name,
     'step': step,
     'available': topology.figures.memory,
-    **figures.as_json(),
+    **dataclasses.asdict(figures),
+    'shape': figures.shape._asdict(),
     'versions': {x: installed[x] for x in _COMPILERS if x in installed},
   }
 

@@ -22,8 +22,8 @@ def product_gflop(program: ClosedJaxpr, trips: int = 1) -> float:
 
   A product takes 2mnk operations. Products whose results nothing reads are not
   counted, because XLA drops them. The body of a scan counts as often as it
-  runs, that of a shard_map once per shard; of the branches of a conditional
-  only the largest counts.
+  runs, that of another loop `trips` times, that of a shard_map once per shard;
+  of the branches of a conditional only the largest counts.
   """
   return 2 * _count(_needed(program), trips, _product) / 1e9
 
@@ -82,10 +82,10 @@ def _product(equation: JaxprEqn) -> int:
   left: Any = equation.invars[0].aval
   result: Any = equation.outvars[0].aval
   (contracted, _), _ = equation.params['dimension_numbers']
-  terms = math.prod(left.shape[axis] for axis in contracted)
-  return result.size * terms
+  return result.size * math.prod(left.shape[axis] for axis in contracted)
 
 
+# The lines of each computation of a compiled program, by its name.
 Computations = Mapping[str, Sequence[str]]
 
 _HEADER = re.compile(r'^(ENTRY )?%?([\w.-]+) \(.*\{$')
@@ -95,21 +95,16 @@ _CALLS = re.compile(
 )
 _TRIPS = re.compile(r'known_trip_count"?[=:]\{"?n"?[=:]"?(\d+)')
 _COUNTER = re.compile(r's32\[\]\S* constant\((\d+)\)')
-_NAME = re.compile(r'op_name="([^"]*)"')
 
 
 def computations(text: str) -> dict[str, list[str]]:
   """Return the lines of each computation by its name; '' is the entry."""
   bodies: dict[str, list[str]] = {}
-  name: str | None = None
   lines: list[str] = []
   for line in text.splitlines():
     if match := _HEADER.match(line):
-      name, lines = '' if match[1] else match[2], []
-    elif line.startswith('}') and name is not None:
-      bodies[name] = lines
-      name = None
-    else:
+      lines = bodies.setdefault('' if match[1] else match[2], [])
+    elif not line.startswith('}'):
       lines.append(line)
   return bodies
 
@@ -121,13 +116,12 @@ def element_bits(dtype: str) -> int:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-  """Return the numbers of a text such as '2,3'."""
-  return tuple(int(part) for part in text.split(',') if part)
-
-
-def origin(line: str) -> str:
-  """Return where JAX says that a line comes from, or ''."""
-  return match[1] if (match := _NAME.search(line)) else ''
+  """Return the numbers of a text such as '2,3' or '0:3', which has four."""
+  found: list[int] = []
+  for part in filter(None, text.split(',')):
+    first, _, last = part.partition(':')
+    found += range(int(first), int(last or first) + 1)
+  return tuple(found)
 
 
 def called(line: str) -> tuple[str, ...]:
@@ -168,16 +162,9 @@ def _trips(loop: str, bodies: Computations, unknown: int) -> int:
   return int(bounds[0]) if counted and len(bounds) == 1 else unknown
 
 
-_KINDS = (
-  'all-reduce',
-  'all-gather',
-  'reduce-scatter',
-  'all-to-all',
-  'collective-permute',
-)
 _OPERATION = re.compile(
-  r'^\s+(?:ROOT )?%?[\w.-]+ = (?P<result>.*?) '
-  rf'(?P<kind>{"|".join(_KINDS)})(?P<start>-start)?\('
+  r'^\s+(?:ROOT )?%?[\w.-]+ = (?P<result>.*?) (?P<kind>all-reduce|all-gather|'
+  r'reduce-scatter|all-to-all|collective-permute)(?P<start>-start)?\('
 )
 # How the TPU compiler passes an array to the network between slices.
 _BETWEEN = re.compile(
@@ -199,29 +186,13 @@ _DEVICES = re.compile(r'num_partitions=(\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """One exchange between devices.
+  """One exchange between devices, or between slices, as its kind says then."""
 
-  Attributes:
-    kind: 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all' or
-      'collective-permute'. Over the network of several slices, ' between
-      slices' follows, and the members are slices.
-    size: Bytes of the whole array that is summed, cut or put together.
-    members: Devices of the first group that exchanges, by their place in the
-      mesh, with the last axis changing first.
-    times: Number of times that it is done in a run of the program.
-    name: Origin of the exchange, as named by JAX.
-  """
-
-  kind: str
-  size: int
+  kind: str  # 'all-reduce', 'all-reduce between slices' and so on.
+  size: int  # Bytes of the whole array that is summed, cut or put together.
+  # Of the first group, by place in the mesh, the last axis changing first.
   members: tuple[int, ...]
-  times: int
-  name: str = ''
-
-  @property
-  def group(self) -> int:
-    """The number of devices that exchange with each other."""
-    return len(self.members)
+  times: int  # In a run of the program.
 
   @property
   def sent(self) -> float:
@@ -233,7 +204,7 @@ class Collective:
     if self.kind == 'collective-permute':
       return float(self.times * self.size)
     passes = 2 if self.kind.startswith('all-reduce') else 1
-    share = (self.group - 1) / self.group
+    share = (len(self.members) - 1) / len(self.members)
     return passes * share * self.size * self.times
 
 
@@ -247,12 +218,12 @@ class Total:
 
 def totals(exchanges: Sequence[Collective]) -> dict[str, Total]:
   """Sum counts and bytes by kind, in alphabetical order."""
-  kinds: dict[str, list[Collective]] = {}
-  for exchange in sorted(exchanges, key=lambda x: x.kind):
-    kinds.setdefault(exchange.kind, []).append(exchange)
+  kinds = collections.defaultdict(list)
+  for exchange in exchanges:
+    kinds[exchange.kind].append(exchange)
   return {
     kind: Total(sum(x.times for x in of_kind), sum(x.sent for x in of_kind))
-    for kind, of_kind in kinds.items()
+    for kind, of_kind in sorted(kinds.items())
   }
 
 
@@ -269,26 +240,23 @@ def collectives(text: str, trips: int = 1) -> list[Collective]:
   exchanges: dict[object, Collective] = {}
   for name, lines in bodies.items():
     for number, line in enumerate(lines):
-      if exchange := _read(line, devices):
+      if exchange := _exchange(line, devices, times(name)):
         chain = _CHAIN.search(line)
         key = chain.groups() if chain else (name, number)
-        exchange = dataclasses.replace(exchange, times=times(name))
         exchanges.setdefault(key, exchange)
-  return [x for x in exchanges.values() if x.group > 1 and x.times]
+  return [x for x in exchanges.values() if len(x.members) > 1 and x.times]
 
 
-def _read(line: str, devices: int) -> Collective | None:
-  """Read the exchange of a line, done once; None if there is none."""
-  name = origin(line)
+def _exchange(line: str, devices: int, times: int) -> Collective | None:
+  """Read the exchange of a line, if it is one."""
   if match := _BETWEEN.match(line):
-    kind = match['kind'].lower().replace('_', '-')
-    members = _listed(match['slices'])
-    size = _bytes(match['result'])
-    return Collective(f'{kind} between slices', size, members, 1, name)
+    kind = match['kind'].lower().replace('_', '-') + ' between slices'
+    slices = numbers(match['slices'])
+    return Collective(kind, _bytes(match['result']), slices, times)
   if match := _OPERATION.match(line):
-    kind, members = match['kind'], _members(line, devices)
+    members = _members(line, devices)
     size = _whole(match, len(members))
-    return Collective(kind, size, members, 1, name)
+    return Collective(match['kind'], size, members, times)
   return None
 
 
@@ -315,19 +283,16 @@ def _bytes(result: str, scalars: bool = True) -> int:
 def _members(line: str, devices: int) -> tuple[int, ...]:
   """Return the first group of a line; for a permutation, the first pair."""
   if match := _LISTED.search(line):
-    return tuple(map(int, match[1].split(',')))
+    return numbers(match[1])
   if match := _IOTA.search(line):
-    return _transposed(*match.groups())
+    size, shape, order = match.groups()
+    # The first of arange(...).reshape(shape).transpose(order).
+    ids = np.arange(math.prod(numbers(shape))).reshape(numbers(shape))
+    turned = ids.transpose(numbers(order) if order else None)
+    return tuple(turned.reshape(-1)[: int(size)].tolist())
   if match := _AXES.search(line):
     return _along(*match.groups())
   return tuple(range(devices))
-
-
-def _transposed(size: str, shape: str, order: str | None) -> tuple[int, ...]:
-  """Return the first of arange(...).reshape(shape).transpose(order)."""
-  ids = np.arange(math.prod(numbers(shape))).reshape(numbers(shape))
-  turned = ids.transpose(numbers(order) if order else None)
-  return tuple(turned.reshape(-1)[: int(size)].tolist())
 
 
 def _along(mesh: str, axes: str) -> tuple[int, ...]:
@@ -341,13 +306,4 @@ def _along(mesh: str, axes: str) -> tuple[int, ...]:
     size = int(part or sizes[name])
     step = strides[name] * sizes[name] // (int(before or 1) * size)
     members = [first + k * step for first in members for k in range(size)]
-  return tuple(members)
-
-
-def _listed(slices: str) -> tuple[int, ...]:
-  """Return the slices of a text such as '1,2' or '0:3'."""
-  members: list[int] = []
-  for part in slices.split(','):
-    first, _, last = part.partition(':')
-    members += range(int(first), int(last or first) + 1)
   return tuple(members)

@@ -5,17 +5,18 @@ counted here as often as they are done.
 """
 
 import dataclasses
+import functools
 import logging
 import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
 from fusion_jax.config.presets import changed
@@ -23,25 +24,15 @@ from fusion_jax.data.batching import Shape
 from fusion_jax.data.mixing import training_mixture
 from fusion_jax.data.pipeline import abstract_batch, training_shapes
 from fusion_jax.data.prepared import PreparedCorpus
+from fusion_jax.decoding import model_step
 from fusion_jax.decoding.batches import decode_shapes
-from fusion_jax.decoding.model_step import (
-  SearchRows,
-  SearchSettings,
-  Source,
-  search_batch,
-)
 from fusion_jax.errors import CheckFailed, require
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.parallel.mesh import by_rows, data_mesh, make_mesh, replicated
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.search.constraints import TokenRules
 from fusion_jax.search.hypotheses import LengthPenalty
-from fusion_jax.tools.aot.counts import (
-  Total,
-  collectives,
-  product_gflop,
-  totals,
-)
+from fusion_jax.tools.aot import counts
 from fusion_jax.tools.aot.topology import GIB, Chip
 from fusion_jax.training.build import check_experiment, plan_state
 from fusion_jax.training.optimizer import optimizer_for
@@ -55,63 +46,53 @@ _START, _END = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class ProgramRequest:
-  """What of a config is compiled.
-
-  Attributes:
-    source_length, target_length: Positions of a batch; None for those of the
-      other side, if they are given, or else the most that the config allows.
-    prepared: Prepared folder that gives shapes and vocabularies; '' for none.
-  """
+  """What of a config is compiled."""
 
   step: Literal['train', 'decode'] = 'train'
+  # None: that of the other side, or else the most that the config allows.
   source_length: int | None = None
   target_length: int | None = None
-  prepared: str = ''
-
-
-class Problem(NamedTuple):
-  """Vocabulary sizes of source and target, and shape of a batch."""
-
-  vocabularies: tuple[int, int]
-  shape: Shape
+  prepared: str = ''  # Prepared folder that gives shapes and vocabularies.
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A program that is ready to be compiled.
-
-  Attributes:
-    weights: Shapes of the model's parameters, and their sharding.
-    trips: Number of iterations of a loop whose count is unknown: the most steps
-      of a search.
-  """
+  """A program that is ready to be compiled."""
 
   traced: jax.stages.Traced
   mesh: Mesh
   shape: Shape
-  weights: Any
-  trips: int = 1
+  weights: Any  # Shapes of the model's parameters, and their sharding.
+  trips: int = 1  # Of a loop of unknown count: the most steps of a search.
 
   @property
   def parameters(self) -> int:
-    """The number of the model's parameters."""
     return sum(math.prod(x.shape) for x in jax.tree.leaves(self.weights))
 
 
 def program_for(
   config: ExperimentConfig, request: ProgramRequest, devices: Sequence[Any]
 ) -> Program:
-  """Trace the training step or the search."""
-  if request.step == 'decode':
-    problem = decoding_problem(config, request)
-    return decoding_program(config, problem, devices)
-  return training_program(config, training_problem(config, request), devices)
+  sizes = vocabulary_sizes(config, request.prepared)
+  model = Transformer(config.model, *sizes, _START)
+  if request.step == 'train':
+    shape = training_shape(config, request)
+    return training_program(config, model, shape, devices)
+  return _search_program(config, model, search_shape(config, request), devices)
 
 
-def training_problem(
-  config: ExperimentConfig, request: ProgramRequest
-) -> Problem:
-  """Return vocabularies and shape of the largest batch of a training run."""
+def vocabulary_sizes(
+  config: ExperimentConfig, prepared: str
+) -> tuple[int, int]:
+  if not prepared:
+    return (config.data.tokenizer.vocabulary_size,) * 2
+  corpus = PreparedCorpus(prepared)
+  source, target = corpus.source_tokenizer, corpus.target_tokenizer
+  return source.vocabulary.size, target.vocabulary.size
+
+
+def training_shape(config: ExperimentConfig, request: ProgramRequest) -> Shape:
+  """Return the shape of the largest batch of a training run."""
   data, longest = config.data, config.data.filter.max_length
   source, target = request.source_length, request.target_length
   given = source or target
@@ -125,44 +106,33 @@ def training_problem(
     ).lengths
   parts = config.optimizer.accumulation
   limit = None if given else longest
-  shape = training_shapes(known, data.batch, parts, limit)[-1]
-  return Problem(_vocabularies(config, request.prepared), shape)
-
-
-def _vocabularies(config: ExperimentConfig, prepared: str) -> tuple[int, int]:
-  if not prepared:
-    size = config.data.tokenizer.vocabulary_size
-    return size, size
-  corpus = PreparedCorpus(prepared)
-  source, target = corpus.source_tokenizer, corpus.target_tokenizer
-  return source.vocabulary.size, target.vocabulary.size
+  return training_shapes(known, data.batch, parts, limit)[-1]
 
 
 def training_program(
-  config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
+  config: ExperimentConfig,
+  model: Transformer,
+  shape: Shape,
+  devices: Sequence[Any],
 ) -> Program:
   """Trace the training step on the mesh of the config."""
   check_experiment(config, devices)
   mesh = make_mesh(config.parallel, devices)
-  model = _model(config, problem)
   optimizer = optimizer_for(config, model)
   plan = plan_state(model, optimizer, config, mesh)
-  totals = abstract_like(
+  no_steps = abstract_like(
     jax.eval_shape(lambda: zero_totals(config.model.encoder_layers)),
     replicated(mesh),
   )
-  packing = config.data.batch.packing
-  batch = abstract_batch(problem.shape, packing, by_rows(mesh))
+  batch = abstract_batch(shape, config.data.batch.packing, by_rows(mesh))
   with jax.set_mesh(mesh):
     step = make_train_step(model, optimizer, config, mesh, plan.specs)
-    traced = step.trace(plan.abstract, totals, batch)
-  return Program(traced, mesh, problem.shape, plan.abstract.parameters)
+    traced = step.trace(plan.abstract, no_steps, batch)
+  return Program(traced, mesh, shape, plan.abstract.parameters)
 
 
-def decoding_problem(
-  config: ExperimentConfig, request: ProgramRequest
-) -> Problem:
-  """Return vocabularies and shape of the search with most target positions."""
+def search_shape(config: ExperimentConfig, request: ProgramRequest) -> Shape:
+  """Return the shape of the search with the most target positions."""
   model, options = config.model, config.decoding
   limit = model.max_positions if model.positions == 'learned' else None
   shapes = decode_shapes(options, limit)
@@ -175,48 +145,48 @@ def decoding_problem(
     )
     source = min(x.source for x in shapes if x.source >= length)
     shapes = tuple(x for x in shapes if x.source == source)
-  largest = max(shapes, key=lambda x: (x.rows * x.target, x.target))
-  return Problem(_vocabularies(config, request.prepared), Shape(*largest))
+  return Shape(*max(shapes, key=lambda x: (x.rows * x.target, x.target)))
 
 
-def decoding_program(
-  config: ExperimentConfig, problem: Problem, devices: Sequence[Any]
+def _search_program(
+  config: ExperimentConfig,
+  model: Transformer,
+  shape: Shape,
+  devices: Sequence[Any],
 ) -> Program:
   """Trace the beam search of all processes, where each device has its rows."""
-  options = config.decoding
   require(
-    options.search == 'beam',
+    config.decoding.search == 'beam',
     'decoding.search',
     "must be 'beam': sampling is not compiled ahead of time",
   )
   mesh = data_mesh(devices)
-  model = _model(config, problem)
   parameters = abstract_like(
     jax.eval_shape(lambda: initial_parameters(model, 0)), replicated(mesh)
   )
-  process_rows, source, target = problem.shape
   processes = len({device.process_index for device in devices})
   # Rows are added as `placed` fills up the devices of a process.
-  rows = math.ceil(process_rows / (mesh.size // processes)) * mesh.size
-  numbers = _ids((rows,), by_rows(mesh))
-  batch = SearchRows(
-    (Source(_ids((rows, source), by_rows(mesh)), numbers),), numbers, numbers
+  rows = math.ceil(shape.rows / (mesh.size // processes)) * mesh.size
+  ids: Any = functools.partial(
+    jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=by_rows(mesh)
   )
+  numbers = ids((rows,))
+  source = model_step.Source(ids((rows, shape.source)), numbers)
   with jax.set_mesh(mesh):
-    traced = search_batch.trace(
+    traced = model_step.search_batch.trace(
       (parameters,),
-      batch,
+      model_step.SearchRows((source,), numbers, numbers),
       models=(model,),
-      settings=_settings(options),
-      max_length=target,
+      settings=_settings(config.decoding),
+      max_length=shape.target,
     )
-  shape = Shape(rows, source, target)
-  return Program(traced, mesh, shape, parameters, target)
+  shape = shape._replace(rows=rows)
+  return Program(traced, mesh, shape, parameters, shape.target)
 
 
-def _settings(options: DecodingConfig) -> SearchSettings:
+def _settings(options: DecodingConfig) -> model_step.SearchSettings:
   """Return settings as `search_settings` does, without tokenizer."""
-  return SearchSettings(
+  return model_step.SearchSettings(
     beam=options.beam_size,
     keep=1,
     end_id=_END,
@@ -226,23 +196,6 @@ def _settings(options: DecodingConfig) -> SearchSettings:
     rules=TokenRules((), options.no_repeat_ngram),
     compacts=True,
   )
-
-
-def _model(config: ExperimentConfig, problem: Problem) -> Transformer:
-  return Transformer(config.model, *problem.vocabularies, _START)
-
-
-def _ids(shape: tuple[int, ...], place: NamedSharding) -> Any:
-  """Return a `jax.ShapeDtypeStruct` in the place of an array of ids."""
-  return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
-
-
-_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
-# The two forms of libtpu's message about a program that is too large.
-_TOO_LARGE = re.compile(
-  r'(?:Used |\()([\d.]+)([KMGT]?)\)?'
-  r'(?: of | exceeds available HBM \()([\d.]+)([KMGT]?)'
-)
 
 
 class DoesNotFit(CheckFailed):
@@ -259,41 +212,28 @@ class DoesNotFit(CheckFailed):
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-  """Figures of a compiled program.
-
-  Attributes:
-    peak: Most bytes that a chip has in use.
-    state: Bytes of the arguments per chip, which stay between steps.
-    flops: Operations of the matrix products of all chips; of a search, those of
-      the most steps.
-    moved: Bytes that a chip reads and writes, as estimated by XLA: a loop's
-      body counts once, as does what stays on the chip. 0 without an estimate.
-  """
+  """Figures of a compiled program."""
 
   mesh: dict[str, int]
   shape: Shape
   parameters: int
-  peak: int
-  state: int
-  flops: float
+  peak: int  # Most bytes that a chip has in use.
+  state: int  # Bytes of the arguments per chip, which stay between steps.
+  flops: float  # Of the products of all chips; of a search, at most.
+  # Bytes that a chip reads and writes, as XLA estimates: a loop's body counts
+  # once, as does what stays on the chip. 0 without an estimate.
   moved: float
-  exchanges: dict[str, Total]
+  exchanges: dict[str, counts.Total]
   trace_seconds: float
   compile_seconds: float
 
   @property
   def chips(self) -> int:
-    """The number of chips that compute the program together."""
     return math.prod(self.mesh.values())
 
   @property
   def sent(self) -> float:
-    """The bytes that a chip sends."""
     return sum(total.sent for total in self.exchanges.values())
-
-  def as_json(self) -> dict[str, Any]:
-    """Return the figures as plain values."""
-    return dataclasses.asdict(self) | {'shape': self.shape._asdict()}
 
 
 def figures_for(
@@ -323,9 +263,9 @@ def figures_for(
     parameters=program.parameters,
     peak=memory.peak_memory_in_bytes,
     state=memory.argument_size_in_bytes,
-    flops=1e9 * product_gflop(counted.traced.jaxpr, counted.trips),
+    flops=1e9 * counts.product_gflop(counted.traced.jaxpr, counted.trips),
     moved=float((compiled.cost_analysis() or {}).get('bytes accessed', 0)),
-    exchanges=totals(collectives(text, program.trips)),
+    exchanges=counts.totals(counts.collectives(text, program.trips)),
     trace_seconds=traced - begin,
     compile_seconds=seconds,
   )
@@ -333,7 +273,6 @@ def figures_for(
 
 
 def _compiled(program: Program, chip: Chip) -> Any:
-  """Return the compiled program; raise DoesNotFit."""
   try:
     compiled: Any = program.traced.lower().compile()
   except jax.errors.JaxRuntimeError as error:
@@ -344,16 +283,24 @@ def _compiled(program: Program, chip: Chip) -> Any:
   return compiled
 
 
+_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+# The two forms of libtpu's message about a program that is too large.
+_TOO_LARGE = re.compile(
+  r'(?:Used |\()([\d.]+)([KMGT]?)\)?'
+  r'(?: of | exceeds available HBM \()([\d.]+)([KMGT]?)'
+)
+
+
 def too_large(error: jax.errors.JaxRuntimeError) -> Exception:
   """Return the error to raise when the compiler refuses a program."""
   message = str(error)
   match = _TOO_LARGE.search(message)
   if 'RESOURCE_EXHAUSTED' not in message or not match:
     return error
-  needed, available = (
-    float(match[number]) * _UNITS[match[number + 1]] for number in (1, 3)
+  needed, unit, available, other = match.groups()
+  return DoesNotFit(
+    float(needed) * _UNITS[unit], float(available) * _UNITS[other]
   )
-  return DoesNotFit(needed, available)
 
 
 COMPILATIONS = 6
@@ -375,7 +322,7 @@ def largest_batch(
   Memory is nearly linear in the rows of a batch: what stays between steps and
   one measurement give the line, which each further measurement corrects.
   """
-  shape = training_problem(config, request).shape
+  shape = training_shape(config, request)
   # Sizes are in steps of the rows of a batch.
   step = config.data.batch.row_multiple * shape.slots
   size, least, most = shape.rows * shape.slots // step, 0, math.inf

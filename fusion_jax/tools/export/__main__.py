@@ -1,4 +1,4 @@
-"""Write a run in the format of another program.
+r"""Write a run in the format of another program.
 
     fusion-jax export --workdir=DIR --format=ctranslate2 \
         --output=DIR
@@ -21,9 +21,7 @@ Options of decoding that are not given take the values of the run's config.
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fusion_jax.bounds import Positive, number
 from fusion_jax.config.decoding import DecodingConfig
@@ -32,6 +30,7 @@ from fusion_jax.config.flags import (
   add_direction_flags,
   add_fields,
   add_precision_flag,
+  command_parser,
   parse_arguments,
 )
 from fusion_jax.errors import InputError
@@ -40,9 +39,8 @@ from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 _PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 
-# Flags of StableHLO: fields of `StablehloOptions`, and of the DecodingConfig
-# whose values take the place of the run's.
-_OPTIONS = ('shapes', 'platforms', 'n_best')
+# Flags of StableHLO alone; those of decoding take the place of the run's.
+_OWN = ('shapes', 'platforms', 'n_best')
 _DECODING = tuple(
   field.name
   for field in dataclasses.fields(DecodingConfig)
@@ -55,7 +53,7 @@ def _ctranslate2(flags: argparse.Namespace) -> None:
   from fusion_jax.runs.loading import load_run, selection_of
   from fusion_jax.tools.export import ctranslate2
 
-  for name in (*_OPTIONS, *_DECODING, 'source_language', 'target_language'):
+  for name in (*_OWN, *_DECODING, 'source_language', 'target_language'):
     if getattr(flags, name, ''):
       raise InputError(f'--{name} has no meaning with --format=ctranslate2')
   if flags.precision != 'float32':
@@ -78,35 +76,25 @@ def _stablehlo(flags: argparse.Namespace) -> None:
   run = load_run(flags.workdir, selection_of(flags))
   languages = flags.source_language, flags.target_language
   run = in_direction(run, flags.workdir, *languages)
-  options = stablehlo.StablehloOptions(**stablehlo_options(flags))
-  stablehlo.export(run, flags.output, options)
+  given = vars(flags).items()
+  own = {name: value for name, value in given if name in _OWN}
+  decoding = {name: value for name, value in given if name in _DECODING}
+  stablehlo.export(run, flags.output, **own, decoding=decoding)
 
 
 # Each function imports what it needs, because JAX loads slowly.
-_FORMATS: dict[str, Callable[[argparse.Namespace], None]] = {
-  'ctranslate2': _ctranslate2,
-  'stablehlo': _stablehlo,
-}
+_FORMATS = {'ctranslate2': _ctranslate2, 'stablehlo': _stablehlo}
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax export',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_parser(__doc__, 'export')
   add = parser.add_argument
   add('--workdir', required=True, help='the run directory')
   add('--format', required=True, choices=tuple(_FORMATS))
   add('--output', required=True, type=Path, help='a new or empty folder')
   add_checkpoint_flags(parser)
   add_direction_flags(parser)
-  add_stablehlo_flags(parser)
-  return parser
-
-
-def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
-  """Add the flags; flags that are not given are absent from the namespace."""
+  # Flags that are not given are absent from the namespace.
   group = parser.add_argument_group(
     'stablehlo', argument_default=argparse.SUPPRESS
   )
@@ -120,13 +108,7 @@ def add_stablehlo_flags(parser: argparse.ArgumentParser) -> None:
     help='translations of a sentence; default: 1',
   )
   add_fields(group, DecodingConfig, _DECODING)
-
-
-def stablehlo_options(flags: argparse.Namespace) -> dict[str, Any]:
-  """Return the fields of `StablehloOptions` that flags give."""
-  options = {name: getattr(flags, name) for name in _OPTIONS if name in flags}
-  decoding = {name: getattr(flags, name) for name in _DECODING if name in flags}
-  return options | {'decoding': decoding}
+  return parser
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:
@@ -158,7 +140,6 @@ def _platforms(text: str) -> tuple[str, ...]:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Read the flags and export the run."""
   flags = parse_arguments(argv, _parser())
   start_logging()
   check_output(flags.output)

@@ -10,6 +10,7 @@ Axis letters: D model width, P positions, V vocabulary.
 
 import dataclasses
 import logging
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -62,15 +63,17 @@ def export(run: TrainedModel, output: Path) -> None:
     _save(specification(run), folder)
     (folder / 'source.model').write_bytes(run.source_tokenizer.model)
     (folder / 'target.model').write_bytes(run.target_tokenizer.model)
-    difference = difference_of_ctranslate2(run, folder)
-    if forbidden := _forbidden(run):
-      _save(specification(run, forbidden), folder)
     # Both compute in float32, whatever the run's own dtype is.
     exact = dataclasses.replace(
       run.config.model, compute_dtype='float32', product_dtype='float32'
     )
-    allowed = rounding(exact)
-    check_difference(output, difference, allowed)
+    model = run.model.clone(config=exact)
+    difference = _difference(dataclasses.replace(run, model=model), folder)
+    # CTranslate2 has no option for pieces that are never made.
+    ids = map(run.target_tokenizer.id_of, run.config.decoding.forbidden)
+    if forbidden := [number for number in ids if number is not None]:
+      _save(specification(run, forbidden), folder)
+    check_difference(output, difference, rounding(exact))
   logger.info(
     '%s, step %d: written; log-probabilities of tokens differ by at most %.1e '
     'for each unit',
@@ -86,14 +89,7 @@ def _save(model: Any, folder: Path) -> None:
   model.save(str(folder))
 
 
-def _forbidden(run: TrainedModel) -> list[int]:
-  """Return the pieces that are never made; CTranslate2 has no such option."""
-  ids = map(run.target_tokenizer.id_of, run.config.decoding.forbidden)
-  return [number for number in ids if number is not None]
-
-
 def library() -> ModuleType:
-  """Return the package ctranslate2."""
   try:
     import ctranslate2
   except ImportError:
@@ -104,7 +100,6 @@ def library() -> ModuleType:
 
 
 def check_model(config: ModelConfig) -> None:
-  """Refuse a model that CTranslate2 cannot compute."""
   _only(('pre', 'post'), 'norm', config.norm)
   _only(('plain',), 'residual', config.residual)
   sides: tuple[Side, ...] = ('encoder', 'decoder')
@@ -162,10 +157,8 @@ def _layers(stack: Parameters, count: int) -> list[Parameters]:
   if 'layers' not in stack:
     return [stack[f'layer_{index}'] for index in range(count)]
   stacked = jax.device_get(stack['layers'])
-  return [
-    jax.tree.map(lambda leaf, index=index: leaf[index], stacked)
-    for index in range(count)
-  ]
+  take = map(operator.itemgetter, range(count))
+  return [jax.tree.map(one, stacked) for one in take]
 
 
 def _set_layer(layer: Any, values: Parameters) -> None:
@@ -224,7 +217,6 @@ def _sinusoids(config: ExperimentConfig) -> Float32[np.ndarray, 'P D']:
 
 
 def _set_vocabularies(model: Any, run: TrainedModel) -> None:
-  """Set the pieces of both sides, and the special ones."""
   source, target = run.source_tokenizer, run.target_tokenizer
   model.register_source_vocabulary(source.pieces())
   model.register_target_vocabulary(target.pieces())
@@ -247,14 +239,8 @@ def _array(value: Any) -> Float32[np.ndarray, '...']:
   return np.asarray(value, np.float32)
 
 
-def difference_of_ctranslate2(run: TrainedModel, folder: Path) -> float:
+def _difference(run: TrainedModel, folder: Path) -> float:
   """Compare log-probabilities of random tokens by the model and by its run."""
-  model = run.model.clone(
-    config=dataclasses.replace(
-      run.model.config, compute_dtype='float32', product_dtype='float32'
-    )
-  )
-  run = dataclasses.replace(run, model=model)
   lengths = [min(n, run.longest or max(_LENGTHS)) for n in _LENGTHS]
   rng = np.random.default_rng(0)
   sources, targets = (

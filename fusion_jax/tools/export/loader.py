@@ -77,8 +77,7 @@ def search(shape, sources, numbers):
     rows['lengths'][row] = len(ids)
     limit = math.ceil(round(ratio * len(ids), 6)) + extra
     rows['limits'][row] = min(limit, shape['target'])
-  if 'weights' in EXPORT['arguments']:
-    rows['weights'] = weights()
+  rows['weights'] = weights()
   results = program(shape['file'])(
     *[rows[name] for name in EXPORT['arguments']]
   )

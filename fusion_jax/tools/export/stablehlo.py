@@ -7,11 +7,13 @@ programs.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import runpy
 import shutil
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +26,9 @@ from jaxtyping import Array, Int32
 
 from fusion_jax import __version__
 from fusion_jax.config import DecodingConfig
-from fusion_jax.decoding.batches import (
-  DecodeShape,
-  decode_shapes,
-  padded,
-  shortest_target,
-  target_limit,
-)
+from fusion_jax.decoding import batches, model_step
 from fusion_jax.decoding.certify import relative_gaps, rounding
 from fusion_jax.decoding.ensemble import alone
-from fusion_jax.decoding.model_step import (
-  SearchRows,
-  Source,
-  search_batch,
-  search_settings,
-)
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, whole_folder
 from fusion_jax.runs.loading import TrainedModel
@@ -55,9 +45,6 @@ FORMAT = 1
 # downwards: neighbouring lengths have a ratio of 4.
 _LENGTH_STEP = 4
 
-_NAME = '--format=stablehlo'
-
-
 # Results of a program: fields of `Hypotheses`.
 RESULTS = ('tokens', 'lengths', 'scores', 'log_probabilities')
 
@@ -71,8 +58,8 @@ class SearchProgram:
 
   run: TrainedModel
   options: DecodingConfig
-  shape: DecodeShape
-  n_best: int = 1
+  shape: batches.DecodeShape
+  n_best: int
 
   @property
   def arguments(self) -> tuple[str, ...]:
@@ -80,6 +67,10 @@ class SearchProgram:
     names = 'source', 'lengths', 'limits'
     drawn = self.options.search == 'sample'
     return (*names, 'numbers') if drawn else names
+
+  @property
+  def file(self) -> str:
+    return f'{self.shape.rows}x{self.shape.source}.stablehlo'
 
   def weights(self) -> Weights:
     """Return the parameters as one dictionary of arrays on the host."""
@@ -94,36 +85,25 @@ class SearchProgram:
     limits: Int32[Array | np.ndarray, ' B'],
     numbers: Int32[Array | np.ndarray, ' B'] | None = None,
   ) -> Hypotheses:
-    """Translate a batch."""
     requirements = None
     if self.options.min_length_ratio or self.options.min_length_extra:
       sizes = range(self.shape.source + 1)
-      shortest = jnp.array([shortest_target(n, self.options) for n in sizes])
+      shortest = jnp.array(
+        [batches.shortest_target(n, self.options) for n in sizes]
+      )
       requirements = Requirements(jnp.minimum(shortest[lengths], limits))
     numbers = lengths if numbers is None else numbers
-    return search_batch(
+    return model_step.search_batch(
       (traverse_util.unflatten_dict(weights, sep='/'),),
-      SearchRows((Source(source, lengths),), limits, numbers, requirements),
+      model_step.SearchRows(
+        (model_step.Source(source, lengths),), limits, numbers, requirements
+      ),
       models=(self.run.model,),
-      settings=search_settings(self.options, alone(self.run), self.n_best),
+      settings=model_step.search_settings(
+        self.options, alone(self.run), self.n_best
+      ),
       max_length=self.shape.target,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class StablehloOptions:
-  """Options of an export.
-
-  Attributes:
-    shapes: (rows, source length) of each program; () uses some of the shapes of
-      decode.py.
-    decoding: Fields of DecodingConfig that replace the run's.
-  """
-
-  shapes: tuple[tuple[int, int], ...] = ()
-  platforms: tuple[str, ...] = ('cpu', 'cuda', 'tpu')
-  n_best: int = 1
-  decoding: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def check(output: Path) -> None:
@@ -132,18 +112,33 @@ def check(output: Path) -> None:
     import flatbuffers  # noqa: F401  Needed by jax.export.
   except ImportError:
     raise InputError(
-      f'{_NAME}: needs the package flatbuffers; pip install flatbuffers'
+      '--format=stablehlo: needs the package flatbuffers; pip install '
+      'flatbuffers'
     ) from None
   check_new_folder(output)
 
 
-def export(run: TrainedModel, output: Path, options: StablehloOptions) -> None:
-  """Write a run as StableHLO, and compare it with the run's own search."""
-  programs = _programs(run, options)
+def export(
+  run: TrainedModel,
+  output: Path,
+  shapes: Sequence[tuple[int, int]] = (),
+  platforms: Sequence[str] = ('cpu', 'cuda', 'tpu'),
+  n_best: int = 1,
+  decoding: Mapping[str, Any] = types.MappingProxyType({}),
+) -> None:
+  """Write a run as StableHLO, and compare it with the run's own search.
+
+  Args:
+    shapes: (rows, source length) of each program; () uses some of the shapes of
+      decode.py.
+    decoding: Fields of DecodingConfig that replace the run's.
+  """
+  options = dataclasses.replace(run.config.decoding, **decoding)
+  programs = _programs(run, options, shapes, n_best)
   with whole_folder(output) as folder:
     _write_common(folder, programs[0])
-    versions = {_write_program(folder, p, options.platforms) for p in programs}
-    description = _description(programs, options, max(versions))
+    versions = [_write_program(folder, p, platforms) for p in programs]
+    description = _description(programs, platforms, max(versions))
     text = json.dumps(description, indent=2) + '\n'
     (folder / 'export.json').write_text(text)
     difference = difference_of_programs(programs, folder)
@@ -160,51 +155,50 @@ def export(run: TrainedModel, output: Path, options: StablehloOptions) -> None:
 
 
 def _programs(
-  run: TrainedModel, options: StablehloOptions
+  run: TrainedModel,
+  options: DecodingConfig,
+  shapes: Sequence[tuple[int, int]],
+  n_best: int,
 ) -> list[SearchProgram]:
   """Return a program for each shape, by source length, then rows."""
-  n_best = options.n_best
-  decoding = dataclasses.replace(run.config.decoding, **options.decoding)
-  if decoding.search == 'sample':
-    decoding = dataclasses.replace(decoding, beam_size=max(n_best, 1))
-  if not 1 <= n_best <= decoding.beam_size:
+  if options.search == 'sample':
+    options = dataclasses.replace(options, beam_size=max(n_best, 1))
+  if not 1 <= n_best <= options.beam_size:
     raise InputError(
       f'--n_best={n_best}: must be between 1 and the beam size '
-      f'{decoding.beam_size}'
+      f'{options.beam_size}'
     )
   # Refuse forbidden pieces that do not exist before anything is written.
-  search_settings(decoding, alone(run), n_best)
+  model_step.search_settings(options, alone(run), n_best)
   return [
-    SearchProgram(run, decoding, shape, n_best)
-    for shape in _shapes(options.shapes, decoding, run.longest)
+    SearchProgram(run, options, shape, n_best)
+    for shape in _shapes(shapes, options, run.longest)
   ]
 
 
 def _shapes(
-  given: tuple[tuple[int, int], ...],
-  options: DecodingConfig,
-  longest: int | None,
-) -> list[DecodeShape]:
-  for rows, source in given:
+  given: Sequence[tuple[int, int]], options: DecodingConfig, longest: int | None
+) -> list[batches.DecodeShape]:
+  if not given:
+    return _default_shapes(options, longest)
+  shapes = []
+  for rows, source in sorted(given, key=lambda shape: shape[::-1]):
     if longest is not None and source > longest:
       raise InputError(
         f'--shapes={rows}x{source}: the model has {longest} learned positions; '
         f'give at most {rows}x{longest}'
       )
-  if not given:
-    return _default_shapes(options, longest)
-  return [
-    DecodeShape(rows, source, target_limit(source, options, longest))
-    for source, rows in sorted((source, rows) for rows, source in given)
-  ]
+    target = batches.target_limit(source, options, longest)
+    shapes.append(batches.DecodeShape(rows, source, target))
+  return shapes
 
 
 def _default_shapes(
   options: DecodingConfig, longest: int | None
-) -> list[DecodeShape]:
+) -> list[batches.DecodeShape]:
   """Return a row and a full batch of some lengths, the longest included."""
-  every = decode_shapes(options, longest)
-  chosen: list[DecodeShape] = []
+  every = batches.decode_shapes(options, longest)
+  chosen: list[batches.DecodeShape] = []
   for source in sorted({shape.source for shape in every})[::-_LENGTH_STEP]:
     of_length = [shape for shape in every if shape.source == source]
     chosen += {of_length[0], of_length[-1]}
@@ -234,26 +228,19 @@ def _write_program(
     return tuple(getattr(hypotheses, name) for name in RESULTS)
 
   rows, length, _ = program.shape
-  numbers = [jax.ShapeDtypeStruct((rows,), jnp.int32)] * (
-    len(program.arguments) - 1
-  )
+  shapes: list[tuple[int, ...]] = [(rows,)] * len(program.arguments)
+  shapes[0] = rows, length
   exported = jax.export.export(jax.jit(translate), platforms=platforms)(
     jax.eval_shape(program.weights),
-    jax.ShapeDtypeStruct((rows, length), jnp.int32),
-    *numbers,
+    *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes),
   )
-  (folder / _file(program.shape)).write_bytes(exported.serialize())
+  (folder / program.file).write_bytes(exported.serialize())
   return exported.calling_convention_version
 
 
-def _file(shape: DecodeShape) -> str:
-  return f'{shape.rows}x{shape.source}.stablehlo'
-
-
 def _description(
-  programs: list[SearchProgram], options: StablehloOptions, convention: int
+  programs: Sequence[SearchProgram], platforms: Sequence[str], convention: int
 ) -> dict[str, Any]:
-  """Return the content of export.json."""
   first = programs[0]
   run, decoding = first.run, first.options
   return {
@@ -263,7 +250,7 @@ def _description(
       'jax': jax.__version__,
       'calling_convention': convention,
     },
-    'platforms': options.platforms,
+    'platforms': platforms,
     'step': run.step,
     'precision': run.precision,
     'source_language': run.config.data.source_language,
@@ -272,7 +259,7 @@ def _description(
     'known_tags': run.source_tokenizer.known_tags,
     'arguments': ('weights', *first.arguments),
     'results': RESULTS,
-    'shapes': [{'file': _file(p.shape)} | p.shape._asdict() for p in programs],
+    'shapes': [{'file': p.file} | p.shape._asdict() for p in programs],
     'special': {
       'source': dataclasses.asdict(run.source_tokenizer.vocabulary),
       'target': dataclasses.asdict(run.target_tokenizer.vocabulary),
@@ -281,7 +268,7 @@ def _description(
       'ratio': decoding.max_length_ratio,
       'extra': decoding.max_length_extra,
     },
-    'n_best': options.n_best,
+    'n_best': first.n_best,
     'search': dataclasses.asdict(decoding),
   }
 
@@ -293,51 +280,43 @@ def difference_of_programs(
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     loader = runpy.run_path(str(folder / 'load.py'))
     weights = jax.device_put(programs[0].weights())
-    differences = [_difference(p, weights, loader) for p in programs]
+    written = zip(programs, loader['EXPORT']['shapes'], strict=True)
+    differences = [
+      _difference(program, weights, functools.partial(loader['search'], shape))
+      for program, shape in written
+    ]
   # Unlike max(), np.max keeps NaN.
   return float(np.max(differences))
 
 
 def _difference(
-  program: SearchProgram, weights: Weights, loader: dict[str, Any]
+  program: SearchProgram,
+  weights: Weights,
+  exported: Callable[..., dict[str, np.ndarray]],
 ) -> float:
-  rows, source, _ = program.shape
+  run, (rows, source, _) = program.run, program.shape
+  vocabulary = run.source_tokenizer.vocabulary
   lengths = np.linspace(source, 1, rows).round().astype(int)
-  vocabulary = program.run.source_tokenizer.vocabulary
   rng = np.random.default_rng(0)
   sentences = random_sentences(vocabulary, lengths, rng)
-  (shape,) = [
-    shape
-    for shape in loader['EXPORT']['shapes']
-    if (shape['rows'], shape['source']) == (rows, source)
+  theirs = exported(sentences, range(rows))
+  limits = [
+    batches.target_limit(len(sentence), program.options, run.longest)
+    for sentence in sentences
   ]
-  theirs = loader['search'](shape, sentences, range(rows))
-  ours = jax.device_get(_searched(program, weights, sentences))
-  same = all(
-    np.array_equal(getattr(ours, name), theirs[name])
-    for name in ('tokens', 'lengths')
+  found = program.search(
+    weights,
+    *batches.padded(sentences, rows, source, vocabulary.end),
+    np.asarray(limits, np.int32),
+    np.arange(rows, dtype=np.int32),
   )
-  if not same:
-    return np.inf
+  ours = jax.device_get(found)
+  for name in ('tokens', 'lengths'):
+    if not np.array_equal(getattr(ours, name), theirs[name]):
+      return np.inf
   # Rows with fewer hypotheses than requested have -inf in their place.
   made = ours.lengths > 0
   gaps = relative_gaps(
     theirs['log_probabilities'][made], ours.log_probabilities[made]
   )
   return float(gaps.max())
-
-
-def _searched(
-  program: SearchProgram, weights: Weights, sentences: list[list[int]]
-) -> Hypotheses:
-  rows, source, _ = program.shape
-  end = program.run.source_tokenizer.vocabulary.end
-  ids, lengths = padded(sentences, rows, source, end)
-  limits = [
-    target_limit(len(sentence), program.options, program.run.longest)
-    for sentence in sentences
-  ]
-  numbers = np.arange(rows, dtype=np.int32)
-  return program.search(
-    weights, ids, lengths, np.asarray(limits, np.int32), numbers
-  )

@@ -16,11 +16,10 @@ train with --init_from=WORKDIR. Nothing in the files is executed.
 """
 
 import argparse
-import importlib
 import logging
 from pathlib import Path
 
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import check_new_folder, check_regular
 from fusion_jax.runs.directory import check_output
@@ -28,18 +27,11 @@ from fusion_jax.startup import one_line_errors, run_program, start_logging
 
 logger = logging.getLogger(__name__)
 
-# Modules of this package whose `read` takes a `Request`.
-_FORMATS = ('marian', 'fairseq')
-
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax import',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_parser(__doc__, 'import')
   add = parser.add_argument
-  add('--from', dest='format', required=True, choices=_FORMATS)
+  add('--from', dest='format', required=True, choices=('marian', 'fairseq'))
   add('--input', required=True, type=Path, help='the folder of the model')
   add('--output', required=True, type=Path, help='the new run directory')
   for side in ('source', 'target'):
@@ -58,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @one_line_errors
 def main(argv: list[str]) -> None:
-  """Import the model, and print its run directory."""
   flags = parse_arguments(argv, _parser())
   start_logging()
   check_output(flags.output)
@@ -76,20 +67,18 @@ def main(argv: list[str]) -> None:
 
 
 def _import(flags: argparse.Namespace) -> None:
-  """Write the model of another program as a run directory."""
   # Imported after the flags are read, because JAX loads slowly.
   from fusion_jax.runs.checkpoint import write_run
   from fusion_jax.runs.loading import make_model
-  from fusion_jax.tools.importers.imported import Request, parameters_of
+  from fusion_jax.tools.importers import fairseq, marian
+  from fusion_jax.tools.importers.imported import parameters_of
 
-  program = importlib.import_module(f'{__package__}.{flags.format}')
-  request = Request(**{name: getattr(flags, name) for name in Request._fields})
-  model = program.read(request)
-  config, tokenizers = model.config, model.tokenizers
-  parameters = parameters_of(model.weights, make_model(config, *tokenizers))
+  model = {'fairseq': fairseq, 'marian': marian}[flags.format].read(flags)
+  config, tokenizers = model.config, model.sides.tokenizers
+  parameters = parameters_of(model, make_model(config, *tokenizers))
   origin = {'imported': {'format': flags.format, 'name': config.name}}
   write_run(flags.output, config, tokenizers, parameters, origin)
-  for note in model.notes:
+  for note in model.sides.notes:
     logger.warning('%s', note)
 
 

@@ -5,6 +5,7 @@ text that was cut into pieces before; here the SentencePiece models that cut it
 are needed too.
 """
 
+import argparse
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -15,41 +16,15 @@ import numpy as np
 
 from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.errors import InputError
-from fusion_jax.tools.importers.imported import (
-  PROGRAMS,
-  Imported,
-  Options,
-  Request,
-  Weights,
-  config_of,
-  grown,
-  read_options,
-)
-from fusion_jax.tools.importers.torch_weights import (
-  Record,
-  arrays_of,
-  read_torch,
-)
-from fusion_jax.tools.importers.vocabularies import (
-  Sides,
-  Vocabulary,
-  read_sides,
-)
+from fusion_jax.tools.importers import imported, torch_weights
+from fusion_jax.tools.importers.vocabularies import Vocabulary, read_sides
 
 # Modules and classes of a checkpoint's options, which are read as dictionaries.
-_INERT = frozenset(
-  {
-    'argparse',
-    'omegaconf',
-    'fairseq',
-    'numpy',
-    '_codecs',
-    'typing',
-    'enum',
-    'collections.defaultdict',
-    *(f'builtins.{n}' for n in ('dict', 'list', 'int', 'float', 'str', 'bool')),
-  }
-)
+_INERT = frozenset((
+  *('argparse', 'omegaconf', 'fairseq', 'numpy', '_codecs', 'typing', 'enum'),
+  'collections.defaultdict',
+  *(f'builtins.{n}' for n in ('dict', 'list', 'int', 'float', 'str', 'bool')),
+))  # fmt: skip
 
 # Queries, keys and values as one, before 2019.
 _JOINT = re.compile(r'(\w+\.layers\.\d+\.\w+_attn)\.in_proj_(weight|bias)')
@@ -61,11 +36,11 @@ _FILLER = 'madeupword'
 # Rows of a table of learned positions that stand for no position.
 _UNUSED_POSITIONS = 2
 
-_NAMES = PROGRAMS['fairseq']
+_NAMES = imported.PROGRAMS['fairseq']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FairseqConfig(Options):
+class FairseqConfig(imported.Options):
   """Options of a checkpoint that decide what the model computes.
 
   The defaults are those of the architecture `transformer`.
@@ -96,38 +71,44 @@ class FairseqConfig(Options):
 
 # Options of both sides that must be the same.
 _BOTH_SIDES = (
-  'embed_dim',
-  'ffn_embed_dim',
-  'attention_heads',
-  'normalize_before',
-  'learned_pos',
+  *('embed_dim', 'ffn_embed_dim', 'attention_heads'),
+  *('normalize_before', 'learned_pos'),
 )
 
 
-def read(request: Request) -> Imported:
-  """Read a folder of a Transformer that fairseq trained."""
-  if request.source_spm is None:
+def read(flags: argparse.Namespace) -> imported.Imported:
+  if flags.source_spm is None:
     raise InputError(
-      f'--input={request.input}: fairseq reads text that is cut into pieces; '
+      f'--input={flags.input}: fairseq reads text that is cut into pieces; '
       'give the SentencePiece model that cut it with --source_spm (and '
       '--target_spm, where the target has one of its own)'
     )
-  path = _checkpoint(request.input)
-  saved = read_torch(path, _INERT)
+  path = _checkpoint(flags.input)
+  saved = torch_weights.read_torch(path, _INERT)
   config = _read_config(saved, path)
-  languages = request.languages(path, config.source_lang, config.target_lang)
+  languages = imported.languages_of(
+    flags, path, config.source_lang, config.target_lang
+  )
   source, target = (
-    _read_dictionary(request.input / f'dict.{language}.txt')
+    _read_dictionary(flags.input / f'dict.{language}.txt')
     for language in languages
   )
-  models = [request.source_spm, request.target_spm or request.source_spm]
+  models = [flags.source_spm, flags.target_spm or flags.source_spm]
   sides = read_sides(models, (source, target))
-  model = _model_of(config, sides.added[1].more > 0)
-  weights = _weights(saved, path, model, sides)
-  _check_rows(weights, source, target)
+  missing = f'{path}: no checkpoint of fairseq: it has no model'
+  arrays = _renamed(torch_weights.arrays_of(saved.get('model'), missing))
+  _check_rows(path, arrays, source, target)
+  for side in ('source', 'target'):
+    (table,) = _NAMES.tables[f'{side}_positions']
+    if table in arrays:
+      arrays[table] = np.atleast_1d(arrays[table])[_UNUSED_POSITIONS:]
+  more = sides.target.after > sides.target.before
+  if more:
+    (bias,) = _NAMES.tables['output_bias']
+    arrays[bias] = np.zeros(sides.target.before, np.float32)
   decoding = DecodingConfig(beam_size=5, length_penalty='length', alpha=1.0)
-  run = config_of(request, languages, model, decoding)
-  return Imported(run, sides.tokenizers, weights, sides.notes)
+  run = imported.config_of(flags, languages, _model_of(config, more), decoding)
+  return imported.Imported(run, sides, path, arrays, _NAMES)
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -155,12 +136,12 @@ def _read_config(saved: Any, path: Path) -> FairseqConfig:
       f'{path}: no checkpoint of fairseq-train of the architecture transformer '
       f'or a named shape of it, got {name!r}'
     )
-  return read_options(options, FairseqConfig, _BOTH_SIDES, path)
+  return imported.read_options(options, FairseqConfig, _BOTH_SIDES, path)
 
 
 def _plain(value: Any) -> Any:
   """Return options without the records of omegaconf around them."""
-  if isinstance(value, Record):
+  if isinstance(value, torch_weights.Record):
     content = value.get('_content', value.get('_val', value))
     return _plain(dict(content)) if isinstance(content, dict) else content
   if isinstance(value, Mapping):
@@ -211,20 +192,6 @@ def _piece(path: Path, number: int, line: str) -> str:
   return piece
 
 
-def _weights(
-  saved: Mapping[str, Any], path: Path, model: ModelConfig, sides: Sides
-) -> Weights:
-  missing = f'{path}: no checkpoint of fairseq: it has no model'
-  arrays = _renamed(arrays_of(saved.get('model'), missing))
-  if model.output_bias:
-    (bias,) = _NAMES.tables['output_bias']
-    arrays[bias] = np.zeros(sides.added[1].before, np.float32)
-  read = grown(sides) | dict.fromkeys(
-    ('source_positions', 'target_positions'), lambda x: x[_UNUSED_POSITIONS:]
-  )
-  return Weights(str(path), arrays, _NAMES, read)
-
-
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Return the arrays by the names that they have since 2019.
 
@@ -245,16 +212,19 @@ def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check_rows(
-  weights: Weights, source: Vocabulary, target: Vocabulary
+  path: Path,
+  arrays: Mapping[str, np.ndarray],
+  source: Vocabulary,
+  target: Vocabulary,
 ) -> None:
   """Name the dictionary whose tokens are not those of its table."""
   sides = {'source_embedding': source, 'target_embedding': target}
   for table, vocabulary in sides.items():
     (name,) = _NAMES.tables[table]
-    rows, known = len(weights.arrays.get(name, ())), len(vocabulary.pieces)
-    if rows not in (0, known):
+    rows, known = np.shape(arrays.get(name, ()))[:1], len(vocabulary.pieces)
+    if rows not in ((), (0,), (known,)):
       raise InputError(
-        f'{weights.name}: {name} has {rows:,} tokens, and {vocabulary.name} '
+        f'{path}: {name} has {rows[0]:,} tokens, and {vocabulary.name} '
         f'with the symbols has {known:,}; give the dictionaries of this model, '
         'of one pair of languages'
       )

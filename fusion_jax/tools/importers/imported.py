@@ -1,10 +1,11 @@
-"""Models of other programs: what is asked, read, and made of the weights."""
+"""Models of other programs: what is read, and made of the weights."""
 
+import argparse
 import dataclasses
 import fnmatch
 import tomllib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,9 +23,7 @@ from fusion_jax.config import (
 from fusion_jax.errors import InputError
 from fusion_jax.files import as_type
 from fusion_jax.models.transformer import Transformer, initial_parameters
-from fusion_jax.tools.importers.vocabularies import Sides, Tokenizers
-
-_Read = Callable[[np.ndarray], np.ndarray]
+from fusion_jax.tools.importers.vocabularies import Sides
 
 
 class ProgramNames(NamedTuple):
@@ -42,26 +41,14 @@ _NAMES = tomllib.loads(_FILE.read_text('utf-8'))
 PROGRAMS = {n: ProgramNames(**v) for n, v in _NAMES['programs'].items()}
 
 
-class Request(NamedTuple):
-  """What the user asks to import; '' and None where the files say it."""
+class Imported(NamedTuple):
+  """Model of another program as a run; `file` is named in messages."""
 
-  input: Path
-  output: Path
-  source_language: str = ''
-  target_language: str = ''
-  source_spm: Path | None = None
-  target_spm: Path | None = None
-
-  def languages(self, name: Path, source: str, target: str) -> tuple[str, str]:
-    """Return the languages that the user gives, or those of the files."""
-    source = self.source_language or source
-    target = self.target_language or target
-    if not (source and target):
-      raise InputError(
-        f'{name}: does not name its languages; give --source_language and '
-        '--target_language, as codes'
-      )
-    return source, target
+  config: ExperimentConfig
+  sides: Sides
+  file: Path
+  arrays: Mapping[str, np.ndarray]
+  names: ProgramNames
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,17 +104,30 @@ def read_options(
   return options
 
 
+def languages_of(
+  flags: argparse.Namespace, name: Path, source: str, target: str
+) -> tuple[str, str]:
+  """Return the languages that the user gives, or those of the files."""
+  source = flags.source_language or source
+  target = flags.target_language or target
+  if not (source and target):
+    raise InputError(
+      f'{name}: does not name its languages; give --source_language and '
+      '--target_language, as codes'
+    )
+  return source, target
+
+
 def config_of(
-  request: Request,
+  flags: argparse.Namespace,
   languages: tuple[str, str],
   model: ModelConfig,
   decoding: DecodingConfig,
   target_tag: str = '',
 ) -> ExperimentConfig:
-  """Return the configuration of an imported run."""
-  folder = request.output.absolute()
+  folder = flags.output.absolute()
   return ExperimentConfig(
-    name=request.input.resolve().name,
+    name=flags.input.resolve().name,
     data=DataConfig(
       source_language=languages[0],
       target_language=languages[1],
@@ -146,114 +146,73 @@ def config_of(
   )
 
 
-class Weights(NamedTuple):
-  """Weights of a file.
-
-  Attributes:
-    name: Name of the file, for messages.
-    read: How our tables are made of theirs, where they differ.
-  """
-
-  name: str
-  arrays: Mapping[str, np.ndarray]
-  names: ProgramNames
-  read: Mapping[str, _Read]
-
-
-class Imported(NamedTuple):
-  """Model of another program as a run, and what the user should know of it."""
-
-  config: ExperimentConfig
-  tokenizers: Tokenizers
-  weights: Weights
-  notes: Sequence[str] = ()
-
-
-def grown(sides: Sides) -> dict[str, _Read]:
-  """Return how tables get rows for pieces that stand after a vocabulary."""
-  source, target = sides.added
-  return {
-    'source_embedding': source.rows,
-    'target_embedding': target.rows,
-    'output_table': target.rows,
-    'output_bias': target.bias,
-  }
-
-
-def parameters_of(weights: Weights, model: Transformer) -> dict[str, Any]:
+def parameters_of(imported: Imported, model: Transformer) -> dict[str, Any]:
   """Return the weights as parameters of a model."""
   shapes = traverse_util.flatten_dict(
     jax.eval_shape(lambda: initial_parameters(model, 0)), sep='/'
   )
   ties = model.config.ties_sides
-  names = {path: _their_name(path, weights, ties) for path in shapes}
-  _check_names(weights, list(names.values()))
+  names = {path: _their_name(path, imported, ties) for path in shapes}
+  _check_names(imported, list(names.values()))
   parameters = {
-    path: _parameter(weights, name, path, shapes[path].shape)
+    path: _parameter(imported, name, path, shapes[path].shape)
     for path, name in names.items()
   }
   return traverse_util.unflatten_dict(parameters, sep='/')
 
 
-def _their_name(path: str, weights: Weights, ties_sides: bool) -> str:
-  names = weights.names
+def _their_name(path: str, imported: Imported, ties_sides: bool) -> str:
+  names = imported.names
   if path in names.tables:
     choices = [*names.tables[path]]
     if path == 'source_embedding' and ties_sides:
       choices += names.shared
-    return next((n for n in choices if n in weights.arrays), choices[0])
+    return next((n for n in choices if n in imported.arrays), choices[0])
   side, *place, leaf = path.split('/')
-  place = ['layer_norm'] if place == ['final_norm'] else _layer(*place)
-  return '.'.join((names.prefix + side, *place, _NAMES['leaves'][leaf]))
+  parts = ['layer_norm']
+  if place != ['final_norm']:
+    number, *part = place
+    number = number.removeprefix('layer_')
+    parts = ['layers', number, _NAMES['parts']['/'.join(part)]]
+  return '.'.join((names.prefix + side, *parts, _NAMES['leaves'][leaf]))
 
 
-def _layer(number: str, *part: str) -> list[str]:
-  return [
-    'layers',
-    number.removeprefix('layer_'),
-    _NAMES['parts']['/'.join(part)],
-  ]
-
-
-def _check_names(weights: Weights, read: Sequence[str]) -> None:
-  missing = [name for name in read if name not in weights.arrays]
-  if missing:
+def _check_names(imported: Imported, read: Sequence[str]) -> None:
+  arrays, spare = imported.arrays, imported.names.spare
+  if missing := [name for name in read if name not in arrays]:
     raise InputError(
-      f'{weights.name}: lacks the weight {missing[0]}{_more(missing)}, which '
+      f'{imported.file}: lacks the weight {_first(missing)}, which '
       'the model of its configuration has; give the files of one model'
     )
-  left = sorted(
+  unread = sorted(arrays.keys() - set(read))
+  if left := [
     name
-    for name in weights.arrays.keys() - set(read)
-    if not any(
-      fnmatch.fnmatchcase(name, spare) for spare in weights.names.spare
-    )
-  )
-  if left:
+    for name in unread
+    if not any(fnmatch.fnmatchcase(name, pattern) for pattern in spare)
+  ]:
     raise InputError(
-      f'{weights.name}: has the weight {left[0]}{_more(left)}, which the model '
+      f'{imported.file}: has the weight {_first(left)}, which the model '
       'of its configuration lacks; give the files of one plain Transformer'
     )
 
 
-def _more(names: Sequence[str]) -> str:
-  return f' and {len(names) - 1} more' if len(names) > 1 else ''
+def _first(names: Sequence[str]) -> str:
+  more = f' and {len(names) - 1} more' if len(names) > 1 else ''
+  return names[0] + more
 
 
 def _parameter(
-  weights: Weights, name: str, path: str, shape: tuple[int, ...]
+  imported: Imported, name: str, path: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-  value = weights.arrays[name]
-  if path in weights.read:
-    value = weights.read[path](value)
+  value = imported.sides.grown(path, imported.arrays[name])
   transposed = path.endswith('/kernel')
   theirs = shape[::-1] if transposed else shape
   if value.shape != theirs:
     raise InputError(
-      f'{weights.name}: the weight {name} has the shape {list(value.shape)}, '
+      f'{imported.file}: the weight {name} has the shape {list(value.shape)}, '
       f'and the model of its configuration needs {list(theirs)}'
     )
   value = np.asarray(value, np.float32)
   if not np.isfinite(value).all():
-    raise InputError(f'{weights.name}: the weight {name} is not finite')
+    raise InputError(f'{imported.file}: the weight {name} is not finite')
   return np.ascontiguousarray(value.T if transposed else value)

@@ -6,6 +6,7 @@ vocabulary for each side, target_vocab.json. The model is a post-norm
 Transformer; see `MarianMTModel` of transformers.
 """
 
+import argparse
 import collections
 import dataclasses
 import re
@@ -22,16 +23,7 @@ from fusion_jax.config import DecodingConfig, ModelConfig
 from fusion_jax.config.model import TiedEmbeddings
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import as_type, read_errors, read_json
-from fusion_jax.tools.importers.imported import (
-  PROGRAMS,
-  Imported,
-  Options,
-  Request,
-  Weights,
-  config_of,
-  grown,
-  read_options,
-)
+from fusion_jax.tools.importers import imported
 from fusion_jax.tools.importers.torch_weights import arrays_of, read_torch
 from fusion_jax.tools.importers.vocabularies import Vocabulary, read_sides
 
@@ -54,7 +46,7 @@ _LISTED = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MarianConfig(Options):
+class MarianConfig(imported.Options):
   """Fields of config.json that decide what the model computes."""
 
   model_type: Literal['marian']
@@ -78,21 +70,23 @@ class MarianConfig(Options):
   bad_words_ids: list[list[int]] | None = None
 
 
-def read(request: Request) -> Imported:
-  """Read a folder of a MarianMT model."""
-  folder = request.input
+def read(flags: argparse.Namespace) -> imported.Imported:
+  folder = flags.input
   config = _read_config(folder)
   model = _model_of(config)
-  vocabularies = _vocabularies(folder, config)
+  source, target = _vocabularies(folder, config)
   models = [folder / f'{side}.spm' for side in ('source', 'target')]
-  sides = read_sides(models, vocabularies)
-  languages = _languages(request)
-  tag = _target_tag(vocabularies[0], languages[1])
-  decoding = _decoding_of(config, vocabularies[1])
-  arrays, names = _read_arrays(folder), PROGRAMS['marian']
-  weights = Weights(str(folder), arrays, names, grown(sides))
-  run = config_of(request, languages, model, decoding, tag)
-  return Imported(run, sides.tokenizers, weights, sides.notes)
+  sides = read_sides(models, (source, target))
+  named = _optional(folder / 'tokenizer_config.json')
+  codes = (named.get(f'{side}_lang') or '' for side in ('source', 'target'))
+  languages = imported.languages_of(flags, folder, *codes)
+  tag = _target_tag(source, languages[1])
+  run = imported.config_of(
+    flags, languages, model, _decoding_of(config, target), tag
+  )
+  return imported.Imported(
+    run, sides, folder, _read_arrays(folder), imported.PROGRAMS['marian']
+  )
 
 
 def _read_config(folder: Path) -> MarianConfig:
@@ -109,8 +103,9 @@ def _read_config(folder: Path) -> MarianConfig:
       f'{values.get("model_type")!r}; no other models are read'
     )
   values |= _optional(folder / 'generation_config.json')
-  same = 'attention_heads', 'ffn_dim'
-  return read_options(values, MarianConfig, same, path)
+  return imported.read_options(
+    values, MarianConfig, ('attention_heads', 'ffn_dim'), path
+  )
 
 
 def _model_of(config: MarianConfig) -> ModelConfig:
@@ -193,12 +188,6 @@ def _read_vocabulary(path: Path, config: MarianConfig, size: int) -> Vocabulary:
     _UNKNOWN,
     [piece for piece in pieces if _LANGUAGE_CODE.fullmatch(piece)],
   )
-
-
-def _languages(request: Request) -> tuple[str, str]:
-  named = _optional(request.input / 'tokenizer_config.json')
-  source, target = named.get('source_lang'), named.get('target_lang')
-  return request.languages(request.input, source or '', target or '')
 
 
 def _target_tag(vocabulary: Vocabulary, target: str) -> str:

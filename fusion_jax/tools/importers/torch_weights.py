@@ -45,10 +45,6 @@ _BIG_ENDIAN = 'its numbers are big-endian'
 _TENSOR = 'torch._utils', '_rebuild_tensor_v2'
 
 
-class _StorageType(NamedTuple):
-  dtype: np.dtype
-
-
 class _Storage(NamedTuple):
   """Numbers of one or more tensors, which are not in the pickle itself."""
 
@@ -60,11 +56,9 @@ class Record(dict[str, Any]):
   """Object of a foreign class: its state by name, and nothing that runs."""
 
   def __init__(self, *values: Any, **fields: Any):
-    """Keep nothing of what the class would have been called with."""
-    super().__init__()
+    super().__init__()  # Without what its class would have been called with.
 
   def __setstate__(self, state: Any) -> None:
-    """Take the state of the object."""
     if isinstance(state, Mapping):
       self.update(state)
 
@@ -92,16 +86,14 @@ class _Reader(pickle.Unpickler):
     if (module, name) == ('collections', 'OrderedDict'):
       return collections.OrderedDict
     if module in ('torch', 'torch.storage') and name in _DTYPES:
-      return _StorageType(_DTYPES[name])
-    if not self._inert.isdisjoint(
-      (module.partition('.')[0], f'{module}.{name}')
-    ):
+      return _DTYPES[name]
+    if self._inert & {module.partition('.')[0], f'{module}.{name}'}:
       return Record
     raise _Refusal(f'{module}.{name}')
 
   def persistent_load(self, pid: Any) -> _Storage:
     match pid:
-      case ('storage', _StorageType(dtype), str(key), _, int(), *view):
+      case ('storage', np.dtype() as dtype, str(key), _, int(), *view):
         if not any(view):
           return _Storage(self._content(key, dtype), dtype)
     raise _Refusal('a storage of unknown form')
@@ -134,7 +126,6 @@ def _tensor(
 
 
 def read_torch(path: Path, inert: Set[str] = frozenset()) -> Any:
-  """Read a file of `torch.save`."""
   with read_errors(path), path.open('rb') as file:
     try:
       if zipfile.is_zipfile(file):

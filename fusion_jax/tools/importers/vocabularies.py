@@ -18,7 +18,7 @@ Axis letters: V vocabulary, D model width.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,8 +27,6 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError
-
-Tokenizers = tuple[Tokenizer, Tokenizer]
 
 _Piece = ModelProto.SentencePiece
 
@@ -43,20 +41,14 @@ _NAMED = 5
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Vocabulary of a foreign program: its pieces in the order of their ids.
+  """Vocabulary of a foreign program: its pieces in the order of their ids."""
 
-  Attributes:
-    name: File that it was read from, for messages.
-    start: Piece that the decoder reads first.
-    symbols: Further pieces that stand for no text.
-  """
-
-  name: str
+  name: str  # Of its file, for messages.
   pieces: Sequence[str]
-  start: str
+  start: str  # What the decoder reads first.
   end: str
   unknown: str
-  symbols: Sequence[str] = ()
+  symbols: Sequence[str] = ()  # Further pieces that stand for no text.
 
   def check(self) -> None:
     """Refuse a vocabulary without its symbols, or with a piece twice."""
@@ -77,16 +69,11 @@ class Added(NamedTuple):
   before: int
   after: int
 
-  @property
-  def more(self) -> int:
-    """The number of the pieces."""
-    return self.after - self.before
-
   def rows(self, table: np.ndarray) -> np.ndarray:
     """Return a table [V, D] with a row for each piece that was added."""
     if table.shape[:1] != (self.before,):
       return table
-    rows = np.repeat(table[[self.unknown]], self.more, 0)
+    rows = np.repeat(table[[self.unknown]], self.after - self.before, 0)
     return np.concatenate([table, rows])
 
   def bias(self, bias: np.ndarray) -> np.ndarray:
@@ -98,9 +85,18 @@ class Added(NamedTuple):
 class Sides(NamedTuple):
   """Tokenizers of both sides, what they have more, and what to say of it."""
 
-  tokenizers: Tokenizers
-  added: tuple[Added, Added]
+  tokenizers: tuple[Tokenizer, Tokenizer]
+  source: Added
+  target: Added
   notes: Sequence[str]
+
+  def grown(self, path: str, table: np.ndarray) -> np.ndarray:
+    """Return a parameter with what its vocabulary has more, if it has one."""
+    if path == 'source_embedding':
+      return self.source.rows(table)
+    if path in ('target_embedding', 'output_table'):
+      return self.target.rows(table)
+    return self.target.bias(table) if path == 'output_bias' else table
 
 
 def read_sides(
@@ -116,7 +112,8 @@ def read_sides(
   notes = map(_unknown_pieces, models, vocabularies, (source, target))
   return Sides(
     (source, target),
-    (_added(first, source), _added(last, target)),
+    _added(first, source),
+    _added(last, target),
     list(dict.fromkeys(filter(None, notes))),
   )
 
@@ -130,9 +127,8 @@ def _unknown_pieces(
   path: Path, vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> str:
   """Say which pieces a model cuts that its vocabulary lacks."""
-  added = ModelProto.FromString(tokenizer.model).pieces[
-    len(vocabulary.pieces) :
-  ]
+  pieces = ModelProto.FromString(tokenizer.model).pieces
+  added = pieces[len(vocabulary.pieces) :]
   cut = [p for p in added if p.type in (_Piece.NORMAL, _Piece.USER_DEFINED)]
   if not cut:
     return ''
@@ -161,8 +157,7 @@ def rebuilt_tokenizers(
         'of this model'
       )
     pieces |= dict.fromkeys(text)
-  rebuilt = (_rebuilt(originals[p], [*pieces], vocabulary, p) for p in models)
-  return tuple(rebuilt)
+  return tuple(_rebuilt(originals[p], pieces, vocabulary, p) for p in models)
 
 
 def _read(path: Path) -> ModelProto:
@@ -177,14 +172,13 @@ def _read(path: Path) -> ModelProto:
 
 
 def _of_text(model: ModelProto) -> dict[str, ModelProto.SentencePiece]:
-  """Return the pieces that stand for text."""
   silent = _Piece.UNKNOWN, _Piece.CONTROL
   return {p.piece: p for p in model.pieces if p.type not in silent}
 
 
 def _rebuilt(
   original: ModelProto,
-  pieces: Sequence[str],
+  pieces: Collection[str],
   vocabulary: Vocabulary,
   path: Path,
 ) -> Tokenizer:
@@ -209,20 +203,12 @@ def _rebuilt(
   spec = model.trainer_spec
   spec.bos_piece, spec.eos_piece = vocabulary.start, vocabulary.end
   spec.unk_piece, spec.vocab_size = vocabulary.unknown, len(pieces)
-  _check_merges(path, model)
-  return Tokenizer(model.SerializeToString(deterministic=True), str(path))
-
-
-def _check_merges(path: Path, model: ModelProto) -> None:
-  """Refuse pieces that BPE would merge to although the original has them not.
-
-  The unigram algorithm never takes an unused piece.
-  """
-  spec = model.trainer_spec
   foreign = [p.piece for p in model.pieces if p.type == _Piece.UNUSED]
+  # BPE would merge to them, but the unigram algorithm never takes them.
   if spec.model_type == spec.BPE and foreign:
     raise InputError(
       f'{path}: a BPE model that lacks {len(foreign):,} pieces of the '
       f'vocabulary, {foreign[0]!r} for example; give the model that the '
       'vocabulary was made with, or one of the type UNIGRAM'
     )
+  return Tokenizer(model.SerializeToString(deterministic=True), str(path))

@@ -1,5 +1,6 @@
 """Transformers of fairseq as run directories."""
 
+import os
 import re
 
 import numpy as np
@@ -14,7 +15,7 @@ from recorded import (
 )
 
 from fusion_jax.runs.loading import load_run
-from fusion_jax.tools.importers import fairseq
+from fusion_jax.tools.importers import fairseq, torch_weights
 from fusion_jax.tools.importers.torch_weights import Record
 
 
@@ -76,9 +77,11 @@ def test_bad_input_is_one_line_and_writes_nothing(
 @pytest.fixture
 def saved(monkeypatch):
   """What the checkpoint has; a test may change it."""
-  found = fairseq.read_torch(FAIRSEQ / 'checkpoint_best.pt', fairseq._INERT)
+  found = torch_weights.read_torch(
+    FAIRSEQ / 'checkpoint_best.pt', fairseq._INERT
+  )
   found['model'] = dict(found['model'])
-  monkeypatch.setattr(fairseq, 'read_torch', lambda *_: found)
+  monkeypatch.setattr(torch_weights, 'read_torch', lambda *_: found)
   return found
 
 
@@ -119,6 +122,12 @@ def _more_rows(arrays, count):
     if name in of_pieces:
       rows = np.zeros((max(count, 0), array.shape[1]), array.dtype)
       arrays[name] = np.concatenate([array, rows])[: len(array) + count]
+
+
+def test_a_table_without_rows_is_one_line(tmp_path, saved, capsys):
+  saved['model']['encoder.embed_tokens.weight'] = np.zeros(())
+  assert import_fairseq(FAIRSEQ, tmp_path / 'run') == 2
+  assert 'has the shape []' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('count', [2, -1])
@@ -162,3 +171,7 @@ def test_pieces_that_the_dictionary_lacks_are_counted(tmp_path, saved, caplog):
 def test_text_that_was_cut_elsewhere_needs_its_model(tmp_path, capsys):
   assert import_model('fairseq', FAIRSEQ, tmp_path / 'run') == 2
   assert 'with --source_spm' in capsys.readouterr().err
+  os.mkfifo(tmp_path / 'spm')
+  flag = f'--source_spm={tmp_path / "spm"}'
+  assert import_model('fairseq', FAIRSEQ, tmp_path / 'run', flag) == 2
+  assert 'spm: is a folder, a pipe' in capsys.readouterr().err

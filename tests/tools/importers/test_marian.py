@@ -1,6 +1,7 @@
 """MarianMT models as run directories."""
 
 import json
+import os
 import pickle
 import zipfile
 
@@ -22,6 +23,14 @@ from fusion_jax.decoding.ensemble import alone, in_direction
 from fusion_jax.decoding.sentences import PairReader, SentenceEncoder
 from fusion_jax.errors import InputError
 from fusion_jax.runs.loading import load_run
+
+
+@pytest.fixture(scope='module')
+def marian_run(tmp_path_factory):
+  """The run directory of the recorded MarianMT model."""
+  output = tmp_path_factory.mktemp('imported') / 'run'
+  assert not import_model('marian', MARIAN, output)
+  return output
 
 
 def test_it_computes_what_transformers_computes(marian_run):
@@ -93,6 +102,11 @@ def test_a_code_that_the_user_wrote_is_not_put_twice(multilingual):
 def test_the_code_of_another_language_is_refused(multilingual):
   with pytest.raises(InputError, match=r'^line 7: begins with >>fra<<, and'):
     _source(multilingual, '>>fra<< a dog')
+
+
+def test_flags_of_fairseq_are_refused(tmp_path, capsys):
+  assert import_model('marian', MARIAN, tmp_path, '--source_spm=a') == 2
+  assert 'need --from=fairseq' in capsys.readouterr().err
 
 
 def _in_parts(folder, name, write):
@@ -198,6 +212,8 @@ def _with_code(folder):
       lambda f: (f / 'added_tokens.json').write_text('{"<new>": 100}'),
       "added_tokens.json: adds tokens to vocab.json, '<new>' for example",
     ),
+    # What is opened would be waited for.
+    (lambda f: os.mkfifo(f / 'added_tokens.json'), 'json: is a folder, a pipe'),
     (lambda f: _without(f, 'source.spm'), 'source.spm'),
     (
       lambda f: _without(f, 'tokenizer_config.json'),

@@ -50,19 +50,6 @@ def models(tmp_path_factory):
   )
 
 
-def test_lines_are_cut_as_before_with_the_ids_of_the_vocabulary(models):
-  own = dict.fromkeys((*_pieces(models[0]), *_pieces(models[1])))
-  vocabulary = _vocabulary(own)
-  rebuilt = rebuilt_tokenizers(models, vocabulary)
-  texts = [*_LINES, 'ÄÖ', ''], [*_LINES_GERMAN, 'ÄÖ', '']
-  for path, tokenizer, lines in zip(models, rebuilt, texts, strict=True):
-    original = Tokenizer.from_file(path)
-    assert tokenizer.pieces() == list(vocabulary.pieces)
-    for line in lines:
-      cut = original.pieces(original.encode(line))
-      assert tokenizer.pieces(tokenizer.encode(line)) == cut
-
-
 def test_a_piece_of_the_other_side_is_decoded_and_never_found(models):
   own = [*_pieces(models[0]), 'ßt']
   (tokenizer,) = rebuilt_tokenizers(models[:1], _vocabulary(own))
