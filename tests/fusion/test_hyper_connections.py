@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import PASS, drawn, normal
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.ad_checkpoint import print_saved_residuals
 from numpy_parts import layer_norm
 
@@ -127,6 +129,21 @@ def test_gradients_of_mixing_against_their_equations(shared, dtype):
   of_streams = np.einsum('bijt,bjtd->bitd', r, g)
   assert_close(np.float64(found[0]), of_streams, units=8 * coarser)
   assert_close(found[1], of_mix, units=32)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 6), st.floats(0, 4), st.integers(0, 99))
+def test_mixes_are_doubly_stochastic_and_so_are_their_products(
+  count, scale, seed
+):
+  logits = normal(count, count, 2, seed=seed, scale=scale)
+  mixes = jnp.moveaxis(sinkhorn(logits, 20), -1, 0)
+  for mix in (*mixes, mixes[0] @ mixes[1]):
+    assert (np.asarray(mix) >= 0).all()
+    np.testing.assert_allclose(mix.sum(-2), 1, atol=1e-3)
+  # The last round was that of the columns: rows are the nearer to 1, the
+  # smaller the logits.
+  np.testing.assert_allclose(mixes.sum(-1), 1, atol=1e-3 + 0.02 * scale)
 
 
 @pytest.mark.parametrize('scale', [30.0, 1000.0])
