@@ -73,6 +73,10 @@ def workdir(own_tables, tmp_path_factory):
     'training.steps': 4,
     'training.validate_every': 4,
     'training.translate_sentences': 4,
+    # The weights move in the few updates there are.
+    'optimizer.schedule': 'constant',
+    'optimizer.peak': 0.01,
+    'optimizer.warmup_steps': 1,
   }
   given = [f'--config.{name}={value}' for name, value in flags.items()]
   code = _main('cli.train')(
@@ -95,7 +99,7 @@ def test_it_trains(user_dir, workdir):
   run_user_dir(user_dir.partition('=')[2])
   run = load_run(workdir)
   logits = run.parameters['encoder']['read_out']['logits']
-  assert np.abs(logits).max() > 0
+  assert np.abs(logits).max() > 0.01
 
 
 def test_it_decodes_and_scores(user_dir, workdir, tmp_path):
@@ -128,9 +132,9 @@ def test_it_is_analysed(user_dir, workdir, tmp_path):
     assert seen['layers'] == [f'H[{n}]' for n in range(len(logits))]
     assert seen['rows'] == ['output']
     expected = np.exp(np.asarray(logits) / temperature)
-    # The file has six digits.
+    # It is the mean of a float32 sum over all tokens.
     np.testing.assert_allclose(
-      seen['weights'], [expected / expected.sum()], rtol=0, atol=1e-6
+      seen['weights'], [expected / expected.sum()], rtol=1e-4
     )
 
 
