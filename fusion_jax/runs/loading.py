@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import fields_given
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, require
 from fusion_jax.files import DamagedError
@@ -82,9 +83,7 @@ _BEST = CheckpointSelection()
 
 def selection_of(arguments: argparse.Namespace) -> CheckpointSelection:
   """Return what the flags of `add_checkpoint_flags` select."""
-  names = [field.name for field in dataclasses.fields(CheckpointSelection)]
-  given = {n: getattr(arguments, n) for n in names if n in arguments}
-  return CheckpointSelection(**given)
+  return CheckpointSelection(**fields_given(CheckpointSelection, arguments))
 
 
 @dataclasses.dataclass(frozen=True)
