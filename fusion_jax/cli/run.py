@@ -126,19 +126,16 @@ def load(request: DecodeRequest) -> Ensemble:
   """Load the runs that translate."""
   names = split_paths(request.workdir)
   weights = _weights(request.weights)
-  runs = [load_one(name, request) for name in names]
-  combine = request.combine or 'arithmetic'
-  return make_ensemble(runs, names, weights, combine)
+  runs = [_load_one(name, request) for name in names]
+  return make_ensemble(runs, names, weights, request.combine or 'arithmetic')
 
 
-def load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
+def _load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
   """Load one run, with the requested groups and languages."""
-  trained = load_run(workdir, request.selection)
+  run = load_run(workdir, request.selection)
   languages = request.source_language, request.target_language
-  trained = in_direction(trained, workdir, *languages)
-  if request.groups:
-    trained = with_groups(trained, request.groups)
-  return trained
+  run = in_direction(run, workdir, *languages)
+  return with_groups(run, request.groups) if request.groups else run
 
 
 def _weights(text: str) -> list[float]:
@@ -335,18 +332,11 @@ def _announce(
   shapes = len(translator.shapes)
   name = request.workdir
   logger.info('%s, step %d: beam %d, %d shapes', name, step, beam, shapes)
-  if not request.warm_up:
-    return
-  for place, (shape, seconds) in enumerate(translator.warm_up(), start=1):
-    rows, source, target = shape
+  compiled = translator.warm_up() if request.warm_up else ()
+  for place, (shape, seconds) in enumerate(compiled, start=1):
     logger.info(
       'shape %d of %d: %d sentences of %d, translations of %d: %.1f s',
-      place,
-      shapes,
-      rows,
-      source,
-      target,
-      seconds,
+      *(place, shapes, *shape, seconds),
     )
 
 
@@ -392,7 +382,7 @@ def _pair(line: Line) -> tuple[str, str]:
 def certify_file(request: DecodeRequest) -> None:
   """Print the table of the check, and write JSON if `output` is given."""
   lines = sample_lines(request.input, request.sentences or _SENTENCES)
-  trained = load_one(request.workdir, request)
+  trained = _load_one(request.workdir, request)
   options = request.decoding(trained)
   with contextlib.ExitStack() as stack:
     file = None

@@ -211,10 +211,9 @@ def write_corpus(
 def copy_corpus(workdir: Path, to: Path) -> None:
   """Copy the kept part of a corpus, if any, into another run directory."""
   folder = workdir / 'corpus'
-  if not folder.is_dir():
-    return
-  with read_errors(folder):
-    shutil.copytree(folder, to / 'corpus')
+  if folder.is_dir():
+    with read_errors(folder):
+      shutil.copytree(folder, to / 'corpus')
 
 
 def read_report(workdir: Path) -> dict[str, Any]:
