@@ -17,7 +17,6 @@ from jaxtyping import Float32
 
 from fusion_jax.config import DecodingConfig, ExperimentConfig
 from fusion_jax.config.presets import changed
-from fusion_jax.decoding.batches import PairIds
 from fusion_jax.decoding.ensemble import in_direction
 from fusion_jax.decoding.score import Scored, Scorer
 from fusion_jax.decoding.sentences import PairReader
@@ -198,14 +197,11 @@ class TranslationModel:
     assert internals.encoder is not None
     assert internals.decoder is not None
     return States(
-      *self._subwords(view.pair),
+      self._run.source_tokenizer.pieces(view.pair.source),
+      self._run.target_tokenizer.pieces(view.pair.target),
       np.asarray(internals.encoder),
       np.asarray(internals.decoder),
     )
-
-  def _subwords(self, pair: PairIds) -> tuple[list[str], list[str]]:
-    source, target = self._run.source_tokenizer, self._run.target_tokenizer
-    return source.pieces(pair.source), target.pieces(pair.target)
 
 
 def load(
@@ -274,10 +270,8 @@ def train(
 def _pairs(
   sources: Iterable[str], translations: Iterable[str]
 ) -> list[tuple[str, str]]:
-  first, second = (
-    _listed('sources', sources),
-    _listed('translations', translations),
-  )
+  first = _listed('sources', sources)
+  second = _listed('translations', translations)
   if len(first) != len(second):
     raise InputError(f'{len(first)} sources, but {len(second)} translations')
   return list(zip(first, second, strict=True))

@@ -120,9 +120,7 @@ Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 def _writable(text: str) -> str:
   """Refuse what is no UTF-8, or has a character that no file name can have."""
-  if '\0' in text or any(
-    '\ud800' <= character <= '\udfff' for character in text
-  ):
+  if re.search('[\0\ud800-\udfff]', text):
     raise ValueError(f'must be UTF-8 text without NUL, got {shown(text)}')
   return text
 

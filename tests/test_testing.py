@@ -52,7 +52,8 @@ class _Infinite(nn.Module):
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
   """Registers into a table of its own."""
-  monkeypatch.setattr(fusion, '_registered', {})
+  schemes = fusion.ROWS['fusion']
+  monkeypatch.setattr(schemes, 'data', {**schemes.data})
 
 
 def _register(module, **declared):

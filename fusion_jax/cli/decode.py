@@ -37,7 +37,6 @@ Files that end in .gz, .bz2 or .xz are read, and --output written, compressed.
 """
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -48,33 +47,16 @@ from fusion_jax.config.flags import (
   add_direction_flags,
   add_fields,
   add_precision_flag,
+  command_parser,
   parse_arguments,
 )
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.processes import add_process_flags, processes_of, start
 from fusion_jax.startup import lasting_imports, one_line_errors, start_logging
 
-# Flags that replace a field of DecodingConfig of the same name.
-_OPTIONS = tuple(field.name for field in dataclasses.fields(DecodingConfig))
-
-# Flags that are the fields of CheckpointSelection.
-_SELECTION = 'step', 'average', 'average_of', 'parameters', 'precision'
-# Flags that are the fields of ViewFlags.
-_VIEWS = (
-  'attention_output',
-  'attention_layers',
-  'attention_heads',
-  'alignment_unit',
-  'states_output',
-)
-
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax decode',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_parser(__doc__, 'decode')
   add = parser.add_argument
   add(
     '--workdir',
@@ -178,12 +160,6 @@ def main(argv: list[str]) -> None:
   """Read the flags and decode."""
   arguments = parse_arguments(argv, _parser())
   processes = processes_of(arguments)
-  flags = dict(vars(arguments))
-  options, views = (
-    {name: flags.pop(name) for name in names if name in flags}
-    for names in (_OPTIONS, _VIEWS)
-  )
-  options = {name: v for name, v in options.items() if v is not None}
   if processes and not (arguments.input and arguments.output):
     raise InputError(
       'several processes read and write files: give --input and --output'
@@ -192,14 +168,5 @@ def main(argv: list[str]) -> None:
   start(processes)
   with lasting_imports():  # After the flags: JAX starts slowly.
     from fusion_jax.cli import run
-    from fusion_jax.cli.line_formats import ViewFlags
-    from fusion_jax.runs.loading import selection_of
 
-  run.run(
-    run.DecodeRequest(
-      selection=selection_of(arguments),
-      **{name: v for name, v in flags.items() if name not in _SELECTION},
-      options=options,
-      views=ViewFlags(**views),
-    )
-  )
+  run.run(run.request_of(arguments))

@@ -304,32 +304,15 @@ class ViewFlags:
       )
 
   @property
-  def outputs(self) -> list[str]:
-    """Requested files."""
-    return [
-      path for path in (self.attention_output, self.states_output) if path
-    ]
-
-  @property
   def aligns(self) -> bool:
     """Whether hard alignments are requested."""
     return self.attention_output.endswith(_ALIGNMENTS)
-
-  @property
-  def selection(self) -> InternalsSelection:
-    """Internals to view."""
-    return InternalsSelection(
-      attention=bool(self.attention_output),
-      layers=self.attention_layers,
-      heads=self.attention_heads,
-      states=bool(self.states_output),
-    )
 
 
 Unit = Literal['piece', 'word']
 
 # Writes the views of a line with its number, counted from 0.
-WriteViews = Callable[[int, Sequence[View]], None]
+WriteViews = Callable[[int, Sequence[View]], object]
 
 
 @contextlib.contextmanager
@@ -366,16 +349,16 @@ def alignment_file(
 
   def part(view: View) -> tuple[list[tuple[int, int]], int, int]:
     links = piece_links(_attention(view)[:, tags:])
-    ids = view.pair.source[tags:-1], view.pair.target[:-1]
-    sides = zip((source, target), ids, strict=True)
+    ours, theirs = view.pair.source[tags:-1], view.pair.target[:-1]
     if unit == 'piece':
-      return links, len(ids[0]), len(ids[1])
-    texts = [(tokenizer.surfaces(own), tokenizer) for tokenizer, own in sides]
-    ours, theirs = (
-      word_numbers(own, tokenizer.space_last) for own, tokenizer in texts
+      return links, len(ours), len(theirs)
+    read, made = source.surfaces(ours), target.surfaces(theirs)
+    links = word_links(
+      links,
+      word_numbers(read, source.space_last),
+      word_numbers(made, target.space_last),
     )
-    source_words, target_words = (len(''.join(x).split()) for x, _ in texts)
-    return word_links(links, ours, theirs), source_words, target_words
+    return links, len(''.join(read).split()), len(''.join(made).split())
 
   with open_output(path) as write:
     yield lambda index, views: write(link_line(map(part, views)))
@@ -425,19 +408,14 @@ def _diagonal(
 
 def _states(views: Sequence[View], blank: Internals) -> dict[str, np.ndarray]:
   seen = [view.internals for view in views] or [blank]
-  source, target = (
-    np.array([i for view in views for i in view.pair[side]], np.int32)
-    for side in (0, 1)
-  )
-  encoder, decoder = (
-    np.concatenate([getattr(x, side) for x in seen], axis=1)
+  states = {
+    side: np.concatenate([getattr(x, side) for x in seen], axis=1)
     for side in ('encoder', 'decoder')
-  )
-  return {
-    'encoder': encoder,
-    'decoder': decoder,
-    'source': source,
-    'target': target,
+  }
+  pairs = [view.pair for view in views]
+  return states | {
+    side: np.array([i for pair in pairs for i in getattr(pair, side)], np.int32)
+    for side in ('source', 'target')
   }
 
 
@@ -452,13 +430,20 @@ def open_views(
   flags: ViewFlags, runs: Sequence[TrainedModel], options: DecodingConfig
 ) -> Iterator[Show]:
   """Open the requested files."""
-  if not flags.outputs:
+  path = flags.attention_output
+  if not (path or flags.states_output):
     yield lambda items, pairs_of: iter(items)
     return
   if len(runs) > 1:
-    flag = 'attention' if flags.attention_output else 'states'
+    flag = 'attention' if path else 'states'
     raise InputError(f'--{flag}_output: takes one run, got {len(runs)}')
-  viewer = Viewer(runs[0], options, flags.selection)
+  selection = InternalsSelection(
+    bool(path),
+    flags.attention_layers,
+    flags.attention_heads,
+    bool(flags.states_output),
+  )
+  viewer = Viewer(runs[0], options, selection)
   with contextlib.ExitStack() as stack:
     files = _files(flags, runs[0], viewer)
     writers = [stack.enter_context(file) for file in files]

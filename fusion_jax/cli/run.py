@@ -34,7 +34,8 @@ from fusion_jax.cli.text_io import (
   split_paths,
 )
 from fusion_jax.config import DecodingConfig
-from fusion_jax.data.tokenizer import Tokenizer, log_unreachable
+from fusion_jax.config.flags import fields_given
+from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.decoding.certify import as_json, certify, report
 from fusion_jax.decoding.ensemble import (
   Ensemble,
@@ -44,7 +45,7 @@ from fusion_jax.decoding.ensemble import (
 )
 from fusion_jax.decoding.score import Scorer
 from fusion_jax.decoding.sentences import PairReader
-from fusion_jax.decoding.translate import Translation, Translator
+from fusion_jax.decoding.translate import Translator
 from fusion_jax.errors import CheckFailed, InputError, first_line
 from fusion_jax.files import same_file
 from fusion_jax.metrics import (
@@ -55,7 +56,12 @@ from fusion_jax.metrics import (
 )
 from fusion_jax.parallel.processes import is_first
 from fusion_jax.runs.directory import check_output
-from fusion_jax.runs.loading import CheckpointSelection, TrainedModel, load_run
+from fusion_jax.runs.loading import (
+  CheckpointSelection,
+  TrainedModel,
+  load_run,
+  selection_of,
+)
 from fusion_jax.startup import Progress
 
 logger = logging.getLogger(__name__)
@@ -100,34 +106,36 @@ class DecodeRequest:
   options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   views: ViewFlags = ViewFlags()
 
-  @property
-  def reads_files(self) -> bool:
-    """Whether the input can be read twice: it is no pipe and no device."""
-    paths = [self.input, *filter(None, (self.target, self.prefix))]
-    return all(map(os.path.isfile, paths))
-
   def decoding(self, run: TrainedModel) -> DecodingConfig:
     """Return the run's options with those that replace them."""
     return dataclasses.replace(run.config.decoding, **self.options)
+
+
+def request_of(arguments: argparse.Namespace) -> DecodeRequest:
+  """Return the request that the flags make."""
+  options = fields_given(DecodingConfig, arguments)
+  return DecodeRequest(
+    **fields_given(DecodeRequest, arguments),
+    selection=selection_of(arguments),
+    options={name: v for name, v in options.items() if v is not None},
+    views=ViewFlags(**fields_given(ViewFlags, arguments)),
+  )
 
 
 def load(request: DecodeRequest) -> Ensemble:
   """Load the runs that translate."""
   names = split_paths(request.workdir)
   weights = _weights(request.weights)
-  runs = [load_one(name, request) for name in names]
-  combine = request.combine or 'arithmetic'
-  return make_ensemble(runs, names, weights, combine)
+  runs = [_load_one(name, request) for name in names]
+  return make_ensemble(runs, names, weights, request.combine or 'arithmetic')
 
 
-def load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
+def _load_one(workdir: str, request: DecodeRequest) -> TrainedModel:
   """Load one run, with the requested groups and languages."""
-  trained = load_run(workdir, request.selection)
+  run = load_run(workdir, request.selection)
   languages = request.source_language, request.target_language
-  trained = in_direction(trained, workdir, *languages)
-  if request.groups:
-    trained = with_groups(trained, request.groups)
-  return trained
+  run = in_direction(run, workdir, *languages)
+  return with_groups(run, request.groups) if request.groups else run
 
 
 def _weights(text: str) -> list[float]:
@@ -230,7 +238,7 @@ def run(request: DecodeRequest) -> None:
 def _translate_and_evaluate(request: DecodeRequest) -> None:
   with _open_lines(request) as opened:
     lines: Iterable[Line] = opened
-    references = _read_references(request.reference)
+    references = _lines(request.reference) if request.reference else None
     if references is not None:
       # Evaluation holds all lines anyway, so a wrong file is reported at once.
       lines = list(opened)
@@ -277,7 +285,10 @@ def _translate(
     lambda count: progress.add(count),
     at_once=request.interactive,
   )
-  total = _checked(request, translator)
+  total = _count(
+    request,
+    lambda number, line: translator.check(number, line.source, line.prefix),
+  )
   progress = Progress(total, 'lines')
   _announce(request, translator, trained.runs[0].step, options.beam_size)
   best = []
@@ -291,23 +302,27 @@ def _translate(
     )
     shown = show(translated, lambda translations: translations[0].pairs)
     for index, (line, found) in enumerate(zip(read, shown, strict=True)):
-      for text in _formatted(request, index, line, found, trained.tokenizer):
-        write(text)
+      if request.output_format == 'json':
+        write(translation_json(index, line, found, trained.tokenizer))
+      else:
+        per_token = request.per_token
+        for text in translation_text(index, found, request.n_best, per_token):
+          write(text)
       if request.reference:
         best.append(found[0].text)
   progress.finish()
   return best
 
 
-def _checked(request: DecodeRequest, translator: Translator) -> int | None:
+def _count(
+  request: DecodeRequest, check: Callable[[int, Line], object]
+) -> int | None:
   """Refuse files with impossible lines; count them, or None for a pipe."""
-  if not request.reads_files:
+  others = filter(None, (request.target, request.prefix))
+  if not all(map(os.path.isfile, (request.input, *others))):
     return None
   with _open_lines(request, again=True) as lines:
-    return check_lines(
-      lines,
-      lambda number, line: translator.check(number, line.source, line.prefix),
-    )
+    return check_lines(lines, check)
 
 
 def _announce(
@@ -317,55 +332,29 @@ def _announce(
   shapes = len(translator.shapes)
   name = request.workdir
   logger.info('%s, step %d: beam %d, %d shapes', name, step, beam, shapes)
-  if not request.warm_up:
-    return
-  for place, (shape, seconds) in enumerate(translator.warm_up(), start=1):
-    rows, source, target = shape
+  compiled = translator.warm_up() if request.warm_up else ()
+  for place, (shape, seconds) in enumerate(compiled, start=1):
     logger.info(
       'shape %d of %d: %d sentences of %d, translations of %d: %.1f s',
-      place,
-      shapes,
-      rows,
-      source,
-      target,
-      seconds,
+      *(place, shapes, *shape, seconds),
     )
 
 
-def _formatted(
-  request: DecodeRequest,
-  index: int,
-  line: Line,
-  translations: list[Translation],
-  tokenizer: Tokenizer,
-) -> Iterable[str]:
-  if request.output_format == 'json':
-    return [translation_json(index, line, translations, tokenizer)]
-  return translation_text(
-    index, translations, request.n_best, request.per_token
-  )
-
-
-def _read_references(path: str) -> list[str] | None:
-  if not path:
-    return None
+def _lines(path: str) -> list[str]:
   with open_input(path) as file:
     return list(read_lines(file, path))
 
 
 def score_files(request: DecodeRequest) -> None:
   """Write a line of scores for each pair."""
-  total = None
   with _open_lines(request) as lines:
     ensemble = load(request)
     first = ensemble.runs[0]
     options = request.decoding(first)
     scorer = Scorer(ensemble, options, lambda count: progress.add(count))
-    if request.reads_files:
-      with _open_lines(request, again=True) as same:
-        total = check_lines(
-          same, lambda number, line: scorer.check(number, *_pair(line))
-        )
+    total = _count(
+      request, lambda number, line: scorer.check(number, *_pair(line))
+    )
     progress = Progress(total, 'lines')
     encoder = PairReader(first, options)
     with (
@@ -393,7 +382,7 @@ def _pair(line: Line) -> tuple[str, str]:
 def certify_file(request: DecodeRequest) -> None:
   """Print the table of the check, and write JSON if `output` is given."""
   lines = sample_lines(request.input, request.sentences or _SENTENCES)
-  trained = load_one(request.workdir, request)
+  trained = _load_one(request.workdir, request)
   options = request.decoding(trained)
   with contextlib.ExitStack() as stack:
     file = None
@@ -402,7 +391,9 @@ def certify_file(request: DecodeRequest) -> None:
     logger.info(
       '%s, step %d: %d lines', request.workdir, trained.step, len(lines)
     )
-    certificate = certify(trained, options, lines, _n_best(request, options))
+    # Without --n_best 1 sample, or the whole beam.
+    default = 1 if options.search == 'sample' else options.beam_size
+    certificate = certify(trained, options, lines, request.n_best or default)
     if file:
       about = _about(request, trained, options)
       file.write(as_json(certificate, **about) + b'\n')
@@ -418,19 +409,12 @@ def certify_file(request: DecodeRequest) -> None:
 
 def sample_lines(path: str, count: int) -> list[tuple[int, str]]:
   """Take lines spread evenly over a file, without those that have no text."""
-  with open_input(path) as file:
-    numbered = enumerate(read_lines(file, path), start=1)
-    lines = [(number, line) for number, line in numbered if line.strip()]
+  numbered = enumerate(_lines(path), start=1)
+  lines = [(number, line) for number, line in numbered if line.strip()]
   if not lines:
     raise InputError(f'{path}: has no line of text to translate')
   count = min(count, len(lines))
   return [lines[place * len(lines) // count] for place in range(count)]
-
-
-def _n_best(request: DecodeRequest, options: DecodingConfig) -> int:
-  """Return the requested number; by default 1 sample or the whole beam."""
-  default = 1 if options.search == 'sample' else options.beam_size
-  return request.n_best or default
 
 
 def _about(
@@ -481,18 +465,15 @@ def load_comet(name: str) -> Comet:
     raise InputError(f'--comet={name}: {first_line(error)}') from error
   version = importlib.metadata.version('unbabel-comet')
   signature = f'COMET|nrefs:1|model:{name}|version:{version}'
-  return lambda *texts: f'{signature} = {_score(model, *texts):.4f}'
 
+  def line(*texts: Sequence[str]) -> str:
+    rows = [
+      {'src': source, 'mt': translation, 'ref': reference}
+      for source, translation, reference in zip(*texts, strict=True)
+    ]
+    prediction = model.predict(
+      rows, batch_size=_BATCH, gpus=0, progress_bar=False
+    )
+    return f'{signature} = {prediction.system_score:.4f}'
 
-def _score(
-  model: Any,
-  sources: Sequence[str],
-  translations: Sequence[str],
-  references: Sequence[str],
-) -> float:
-  texts = zip(sources, translations, references, strict=True)
-  rows = [{'src': s, 'mt': t, 'ref': r} for s, t, r in texts]
-  prediction = model.predict(
-    rows, batch_size=_BATCH, gpus=0, progress_bar=False
-  )
-  return float(prediction.system_score)
+  return line

@@ -87,7 +87,7 @@ def _read(file: Iterable[bytes], name: str) -> Iterator[bytes]:
 @contextlib.contextmanager
 def open_output(
   path: str, keep: bool = False
-) -> Iterator[Callable[[str], None]]:
+) -> Iterator[Callable[[str], object]]:
   """Open a file or stdout for lines, on process 0."""
   if not path and is_first():
     if sys.stdout is None:
@@ -95,16 +95,12 @@ def open_output(
     yield _write_to_stdout
     return
   with open_whole(path, keep) as file:
-    yield lambda line: _write_line(file.write, line)
+    yield lambda line: file.write(f'{line}\n'.encode())
 
 
 def _write_to_stdout(line: str) -> None:
-  _write_line(sys.stdout.buffer.write, line)
+  sys.stdout.buffer.write(f'{line}\n'.encode())
   sys.stdout.buffer.flush()
-
-
-def _write_line(write: Callable[[bytes], object], line: str) -> None:
-  write(line.encode('utf-8') + b'\n')
 
 
 def open_whole(

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.flags import parse_experiment, step_range
+from fusion_jax.config.flags import command_parser, parse_experiment, step_range
 from fusion_jax.config.presets import changed
 from fusion_jax.errors import InputError
 from fusion_jax.parallel.processes import add_process_flags, processes_of, start
@@ -35,11 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax train',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_parser(__doc__, 'train')
   parser.add_argument(
     '--workdir', type=Path, required=True, help='the run directory'
   )

@@ -70,7 +70,13 @@ class ExperimentConfig:
       'and needs data.tokenizer.joint=True, or a source_model and a '
       'target_model with the same pieces',
     )
-    self._check_recipe()
+    optimizer, steps = self.optimizer, self.training.steps
+    require(
+      optimizer.schedule != 'cosine' or optimizer.warmup_steps < steps,
+      'optimizer.warmup_steps',
+      f'must be below training.steps={steps}, where the cosine ends, got '
+      f'{optimizer.warmup_steps}',
+    )
     if self.model.positions == 'learned':
       longest = max(
         self.data.filter.max_length, self.decoding.max_source_length
@@ -81,12 +87,3 @@ class ExperimentConfig:
         f'must be at least {longest}, the longest line of data.filter or '
         f'decoding, got {self.model.max_positions}',
       )
-
-  def _check_recipe(self) -> None:
-    optimizer, steps = self.optimizer, self.training.steps
-    require(
-      optimizer.schedule != 'cosine' or optimizer.warmup_steps < steps,
-      'optimizer.warmup_steps',
-      f'must be below training.steps={steps}, where the cosine ends, got '
-      f'{optimizer.warmup_steps}',
-    )

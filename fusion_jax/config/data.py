@@ -1,6 +1,7 @@
 """The corpora of an experiment, its directions, and how they become batches."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -67,12 +68,17 @@ class Direction:
     )
 
   @property
+  def languages(self) -> tuple[str, str]:
+    """Those of the source and the target."""
+    return self.source_language, self.target_language
+
+  @property
   def name(self) -> str:
     """The name of the direction: 'de-en' for German to English."""
-    return f'{self.source_language}-{self.target_language}'
+    return '-'.join(self.languages)
 
 
-def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
+def _check_directions(directions: Sequence[Direction], target_tag: str) -> None:
   """Refuse directions that cannot be told apart."""
   names: set[str] = set()
   targets: dict[str, str] = {}
@@ -92,7 +98,7 @@ def check_directions(directions: Sequence[Direction], target_tag: str) -> None:
     )
 
 
-def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
+def _check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
   """Refuse a pattern of tags that cannot be symbols of a vocabulary."""
   if not pattern:
     return
@@ -101,7 +107,8 @@ def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
     field,
     f'must have {{lang}} where the language code goes, got {pattern!r}',
   )
-  for tag in (tag_of(pattern, language) for language in languages):
+  for language in languages:
+    tag = pattern.replace(_PLACE, language)
     printable = tag.isprintable() and ' ' not in tag and _SPACE not in tag
     require(
       printable and tag not in _TAKEN,
@@ -109,11 +116,6 @@ def check_tag(field: str, pattern: str, languages: Iterable[str]) -> None:
       f'{tag!r} is no legal symbol: it must have neither white space nor '
       f'{_SPACE!r} and must not be one of {", ".join(_TAKEN)}',
     )
-
-
-def tag_of(pattern: str, language: str) -> str:
-  """Return the tag of a language."""
-  return pattern.replace(_PLACE, language)
 
 
 def both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -321,14 +323,12 @@ class DataConfig:
 
   def _check_directions(self) -> None:
     every = self.all_directions
-    for side in ('source', 'target'):
-      languages = [
-        getattr(direction, f'{side}_language') for direction in every
-      ]
-      check_tag(f'data.{side}_tag', getattr(self, f'{side}_tag'), languages)
+    sources, targets = zip(*(each.languages for each in every), strict=True)
+    _check_tag('data.source_tag', self.source_tag, sources)
+    _check_tag('data.target_tag', self.target_tag, targets)
     if not self.directions:
       return
-    check_directions(self.directions, self.target_tag)
+    _check_directions(self.directions, self.target_tag)
     for field in dataclasses.fields(self):
       if field.name in _ONE_DIRECTION:
         require(
@@ -351,13 +351,9 @@ class DataConfig:
     """
     own: dict[str, Any] = {'valid': (), 'test': ()} if self.directions else {}
     for direction in self.directions:
-      if (direction.source_language, direction.target_language) == (
-        source,
-        target,
-      ):
-        own = {
-          name: getattr(direction, name) for name in ('train', 'valid', 'test')
-        }
+      if direction.languages == (source, target):
+        corpora = 'train', 'valid', 'test'
+        own = {name: getattr(direction, name) for name in corpora}
     return dataclasses.replace(
       self, source_language=source, target_language=target, directions=(), **own
     )
@@ -365,13 +361,10 @@ class DataConfig:
   def tags(self, source: str, target: str) -> tuple[str, ...]:
     """What stands before a source line of one language for the other."""
     pairs = (self.source_tag, source), (self.target_tag, target)
-    return tuple(tag_of(*pair) for pair in pairs if pair[0])
+    return tuple(tag.replace(_PLACE, name) for tag, name in pairs if tag)
 
   @property
   def all_tags(self) -> tuple[str, ...]:
     """Those of all directions, each once."""
-    tags = (
-      self.tags(direction.source_language, direction.target_language)
-      for direction in self.all_directions
-    )
-    return tuple(dict.fromkeys(tag for own in tags for tag in own))
+    tags = (self.tags(*each.languages) for each in self.all_directions)
+    return tuple(dict.fromkeys(itertools.chain(*tags)))

@@ -8,6 +8,7 @@ comes with the package, then any number of overrides such as
 import argparse
 import ast
 import contextlib
+import dataclasses
 import difflib
 import importlib.metadata
 import importlib.util
@@ -124,9 +125,7 @@ def step_range(text: str) -> tuple[int, int]:
 
 
 def add_fields(
-  parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-  options: type,
-  names: Sequence[str] = (),
+  parser: argparse._ActionsContainer, options: type, names: Sequence[str] = ()
 ) -> None:
   """Add a flag without a default for each field of a section."""
   for name, field in fields_of_section(options).items():
@@ -145,6 +144,12 @@ def add_fields(
     else:
       continue
     parser.add_argument(f'--{name}', help=text, **reads)
+
+
+def fields_given(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
+  """Return the flags that are fields of a dataclass."""
+  names = [field.name for field in dataclasses.fields(kind)]
+  return {name: getattr(arguments, name) for name in names if name in arguments}
 
 
 def load_config(name: str) -> ExperimentConfig:
@@ -174,11 +179,14 @@ def _config_file(name: str) -> str:
   """Return the path of a config that is named by its path or is shipped."""
   shipped = {path.stem: path for path in sorted(_CONFIGS.glob('*.py'))}
   stem = name.removesuffix('.py')
-  if not os.path.isfile(name) and stem in shipped:
-    return str(shipped[stem])
-  if os.path.dirname(name) or os.path.exists(name):
-    check_file(name, '--config')
+  if os.path.isfile(name):
     return name
+  if stem in shipped:
+    return str(shipped[stem])
+  if os.path.isdir(name):
+    raise InputError(f'--config: {name}: is a folder, not a Python file')
+  if os.path.dirname(name) or os.path.exists(name):
+    raise InputError(f'--config: {name}: no such file')
   raise InputError(
     f'--config: {name}: no such file, and no config of the package: it '
     + choice_fault(stem, shipped)
@@ -210,26 +218,25 @@ def override(
     return config
   values = to_dict(config)
   # Which options there are depends on the scheme.
-  for name, text in sorted(overrides, key=_is_no_scheme):
+  schemes_first = sorted(
+    overrides, key=lambda pair: pair[0].rpartition('.')[2] not in OPTIONS_OF
+  )
+  for name, text in schemes_first:
     _set(values, name, text)
   return from_dict(values)
-
-
-def _is_no_scheme(override: tuple[str, str]) -> bool:
-  return override[0].rpartition('.')[2] not in OPTIONS_OF
 
 
 def _set(values: dict[str, Any], name: str, text: str) -> None:
   *sections, field = name.split('.')
   parent = values
   for depth, section in enumerate(sections):
-    _check_field(parent, sections[:depth], section, values)
+    path = '.'.join(['config', *sections[:depth]])
+    _check_field(path, parent, section, values)
     fields = fields_of(parent[section])
     if not fields:
-      path = '.'.join(sections[: depth + 1])
-      raise InputError(f'--config.{name}: config.{path} has no fields')
+      raise InputError(f'--config.{name}: {path}.{section} has no fields')
     parent = fields
-  _check_field(parent, sections, field, values)
+  _check_field('.'.join(['config', *sections]), parent, field, values)
   before = parent[field]
   if isinstance(before, Mapping):
     raise InputError(
@@ -243,30 +250,20 @@ def _set(values: dict[str, Any], name: str, text: str) -> None:
 
 
 def _check_field(
-  parent: Mapping[str, Any],
-  sections: Sequence[str],
-  field: str,
-  values: Mapping[str, Any],
+  path: str, parent: Mapping[str, Any], field: str, values: Mapping[str, Any]
 ) -> None:
+  """Refuse an unknown field, and suggest others."""
   if field in parent:
     return
-  path = '.'.join(['config', *sections])
-  raise InputError(
-    f'--{path}.{field}: no such field; '
-    + _suggestion(path, parent, field, values)
-  )
-
-
-def _suggestion(
-  path: str, parent: Mapping[str, Any], field: str, values: Mapping[str, Any]
-) -> str:
-  """Suggest the closest sibling, the same name elsewhere, or all siblings."""
-  if close := difflib.get_close_matches(field, parent, n=1):
-    return f'did you mean {path}.{close[0]}?'
   leaves = flatten(from_dict(values))
-  if same := [leaf for leaf in leaves if leaf.endswith(f'.{field}')]:
-    return f'did you mean {" or ".join(f"config.{leaf}" for leaf in same)}?'
-  return f'{path} has {", ".join(parent)}'
+  close = difflib.get_close_matches(field, parent, n=1)
+  if near := [f'{path}.{name}' for name in close] or [
+    f'config.{leaf}' for leaf in leaves if leaf.endswith(f'.{field}')
+  ]:
+    suggestion = f'did you mean {" or ".join(near)}?'
+  else:
+    suggestion = f'{path} has {", ".join(parent)}'
+  raise InputError(f'--{path}.{field}: no such field; {suggestion}')
 
 
 def _split_off_overrides(
@@ -339,9 +336,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def add_precision_flag(
-  parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-) -> None:
+def add_precision_flag(parser: argparse._ActionsContainer) -> None:
   """Add --precision to a parser."""
   parser.add_argument(
     '--precision',
@@ -393,14 +388,6 @@ def run_installed_schemes() -> None:
         f'the entry point {point.name} of {_ENTRY_POINTS}, {point.value}: '
         f'{type(error).__name__}: {first_line(error)}'
       ) from error
-
-
-def check_file(path: str, flag: str) -> None:
-  """Refuse a path that is no file."""
-  if os.path.isdir(path):
-    raise InputError(f'{flag}: {path}: is a folder, not a Python file')
-  if not os.path.isfile(path):
-    raise InputError(f'{flag}: {path}: no such file')
 
 
 def run_file(path: str) -> types.ModuleType:

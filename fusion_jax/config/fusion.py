@@ -5,11 +5,12 @@ defaults are the papers', except where those were measured to train badly. Sizes
 that default to 0 follow the model, as the text below them says.
 """
 
+import collections
 import json
 import pkgutil
 import types
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -24,7 +25,18 @@ from fusion_jax.bounds import (
   shown,
 )
 from fusion_jax.config.section import fields_of_section, section
-from fusion_jax.errors import InputError, require
+from fusion_jax.errors import require
+
+
+class _Rows(collections.UserDict[str, Any]):
+  """Rows by name; those of the package are imported when they are read."""
+
+  def __getitem__(self, name: str) -> Any:
+    row = self.data[name]
+    if isinstance(row, str):
+      return pkgutil.resolve_name(f'fusion_jax.fusion.{row}')
+    return row
+
 
 _SCHEMES = {
   'dense': 'dlcl:DENSE',
@@ -51,42 +63,11 @@ _SOURCES = {
   'shortcut': 'shortcuts:SOURCE',
   'value_residual': 'value_residual:SOURCE',
 }
-_registered: dict[str, Any] = {}
-
-
-def scheme_names() -> tuple[str, ...]:
-  """Return the names of all fusion schemes, those of the user last."""
-  return (*_SCHEMES, *_registered)
-
-
-def source_names() -> tuple[str, ...]:
-  """Return the names of all attention sources."""
-  return tuple(_SOURCES)
-
-
-def fusion_scheme(name: str) -> Any:
-  """Return the `Scheme` of a name; None for 'none'."""
-  if name in _registered:
-    return _registered[name]
-  return _loaded(_SCHEMES, name)
-
-
-def attention_source(name: str) -> Any:
-  """Return the `AttentionSource` of a name; None for 'none'."""
-  return _loaded(_SOURCES, name)
-
-
-def _loaded(table: dict[str, str], name: str) -> Any:
-  if name == 'none':
-    return None
-  return pkgutil.resolve_name(f'fusion_jax.fusion.{table[name]}')
-
-
-def add_scheme(name: str, scheme: Any) -> None:
-  """Add a scheme from outside the package to those that configs may name."""
-  if name == 'none' or name in scheme_names():
-    raise InputError(f'fusion={name!r}: there is such a scheme already')
-  _registered[name] = scheme
+# What may stand in a field of `SideConfig`, beside 'none': each `Scheme`, those
+# of the user last, and each `AttentionSource`.
+ROWS: Final = types.MappingProxyType(
+  {'fusion': _Rows(_SCHEMES), 'attention': _Rows(_SOURCES)}
+)
 
 
 Side = Literal['encoder', 'decoder']
@@ -115,66 +96,44 @@ OPTIONS_OF: Final = types.MappingProxyType(
 
 
 def options_class(field: str, name: str, place: str) -> type:
-  """Return the class of the options of a scheme or a source of attention.
-
-  Args:
-    field: 'fusion' or 'attention'.
-    name: Value of the field.
-    place: Dotted name of the field.
-
-  Raises:
-    InputError: There is no such scheme or source.
-  """
-  if name == 'none':
-    return NoOptions
-  fault = _scheme_fault(name) if field == 'fusion' else _source_fault(name)
+  """Return the class of the options of a scheme or a source of attention."""
+  fault = _name_fault(field, name)
   require(not fault, place, fault)
-  row = fusion_scheme if field == 'fusion' else attention_source
-  return row(name).options
+  return NoOptions if name == 'none' else ROWS[field][name].options
 
 
-def _scheme_fault(name: str) -> str:
-  fault = choice_fault(name, ('none', *scheme_names()))
-  return fault and f'{fault} (a scheme of your own needs --user_dir)'
+def _name_fault(field: str, name: str) -> str:
+  fault = choice_fault(name, ('none', *ROWS[field]))
+  if fault and field == 'fusion':
+    fault += ' (a scheme of your own needs --user_dir)'
+  return fault
 
 
-def _source_fault(name: str) -> str:
-  return choice_fault(name, ('none', *source_names()))
+def _check_name(name: str, info: Any) -> str:
+  if fault := _name_fault(info.field_name, name):
+    raise ValueError(fault)
+  return name
 
 
-def _named(fault: Callable[[str], str]) -> Callable[[str], str]:
-  """Return a reader of a name that refuses one with a fault."""
-
-  def read(name: str) -> str:
-    if message := fault(name):
-      raise ValueError(message)
-    return name
-
-  return read
-
-
-def _options_of(field: str) -> Callable[[Any, Any], Any]:
-  """Return a reader of the options that belong to the name in a field."""
-
-  def read(value: Any, info: Any) -> Any:
-    if field not in info.data:
-      return value  # The name is at fault, and is reported.
-    kind = options_class(field, info.data[field], f'model.*.{field}')
-    if value is None or (is_default(value) and not isinstance(value, kind)):
-      return kind()
-    if isinstance(value, Mapping):
-      return _read_section(kind, value)
-    if not isinstance(value, kind):
-      raise ValueError(
-        f'must be {kind.__name__}, the options of {field}='
-        f'{info.data[field]!r}, got {shown(value)}'
-      )
+def _read_options(value: Any, info: Any) -> Any:
+  """Return the options that belong to the name in the field before them."""
+  (field,) = (f for f, own in OPTIONS_OF.items() if own == info.field_name)
+  if field not in info.data:
+    return value  # The name is at fault, and is reported.
+  kind = options_class(field, info.data[field], f'model.*.{field}')
+  if isinstance(value, kind):
     return value
+  if value is None or _is_default(value):
+    return kind()
+  if isinstance(value, Mapping):
+    return _read_section(kind, value)
+  raise ValueError(
+    f'must be {kind.__name__}, the options of {field}='
+    f'{info.data[field]!r}, got {shown(value)}'
+  )
 
-  return read
 
-
-def is_default(options: Any) -> bool:
+def _is_default(options: Any) -> bool:
   """Return whether the options of a scheme are its defaults."""
   is_section = pydantic.dataclasses.is_pydantic_dataclass(type(options))
   return is_section and options == type(options)()
@@ -193,6 +152,12 @@ def _read_section(kind: type, values: Mapping[str, Any]) -> Any:
     raise PydanticCustomError(OPTION, '{option}: {message}', details) from None
 
 
+_Name: TypeAlias = Annotated[Text, AfterValidator(_check_name)]
+_Options: TypeAlias = Annotated[
+  Any, BeforeValidator(_read_options), Field(validate_default=True)
+]
+
+
 @section('model.*')
 class SideConfig:
   """The fusion of one stack.
@@ -202,21 +167,17 @@ class SideConfig:
   scheme that leaves the layers' inputs alone.
   """
 
-  fusion: Annotated[Text, AfterValidator(_named(_scheme_fault))] = 'none'
+  fusion: _Name = 'none'
   """Fusion scheme: 'none', or a name that `fusion-jax schemes` lists."""
 
-  options: Annotated[
-    Any, BeforeValidator(_options_of('fusion')), Field(validate_default=True)
-  ] = None
+  options: _Options = None
   """Options of the scheme; with another scheme they are that one's defaults."""
 
-  attention: Annotated[Text, AfterValidator(_named(_source_fault))] = 'none'
+  attention: _Name = 'none'
   """What attention reads beside the layer below: 'none', 'multi_layer',
   'shortcut' or 'value_residual'."""
 
-  attention_options: Annotated[
-    Any, BeforeValidator(_options_of('attention')), Field(validate_default=True)
-  ] = None
+  attention_options: _Options = None
   """Options of the source of attention."""
 
   start: Literal['fresh', 'baseline'] = 'fresh'
@@ -235,12 +196,12 @@ class SideConfig:
   @property
   def scheme(self) -> Any:
     """The `Scheme`; None without one."""
-    return fusion_scheme(self.fusion)
+    return ROWS['fusion'].get(self.fusion)
 
   @property
   def source(self) -> Any:
     """The `AttentionSource`; None without one."""
-    return attention_source(self.attention)
+    return ROWS['attention'].get(self.attention)
 
   def per_layer_norms(self, norm: str) -> bool:
     """Return whether every layer that is fused has a norm of its own."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fusion_jax.bounds import Depth, Share, Size
 from fusion_jax.config.fusion import SIDES, Side, SideConfig, unread_options
-from fusion_jax.config.section import fields_of_section, section
+from fusion_jax.config.section import section
 from fusion_jax.errors import require
 
 
@@ -25,8 +25,13 @@ def check_side(config: 'ModelConfig', side: Side) -> None:
     f'{path}.skip_gains',
     f'True and fusion={chosen.fusion!r} both replace the residual; choose one',
   )
-  if chosen.start == 'baseline':
-    _check_baseline_start(chosen, path)
+  fused = bool(chosen.scheme or chosen.source or chosen.skip_gains)
+  require(
+    chosen.start == 'fresh' or fused,
+    f'{path}.start',
+    "'baseline' is about a fusion, and there is none; choose "
+    f"{path}.fusion, or start='fresh'",
+  )
   if config.scan_layers:
     _check_scan(chosen, path)
 
@@ -51,33 +56,22 @@ def _check_place(chosen: SideConfig, path: str, side: Side, norm: str) -> None:
 
 def _check_unread(chosen: SideConfig, path: str, side: Side) -> None:
   for name in unread_options(chosen, side):
-    section, _, option = name.partition('.')
+    section, option = name.split('.')
     options = getattr(chosen, section)
     value = getattr(options, option)
     require(
-      value == fields_of_section(type(options))[option].default,
+      value == getattr(type(options)(), option),
       f'{path}.{name}',
       f'{value!r} has no effect in the {side}; leave it out',
     )
 
 
-def _check_baseline_start(chosen: SideConfig, path: str) -> None:
-  fused = chosen.fusion != 'none' or chosen.attention != 'none'
-  require(
-    fused or chosen.skip_gains,
-    f'{path}.start',
-    "'baseline' is about a fusion, and there is none; choose "
-    f"{path}.fusion, or start='fresh'",
-  )
-
-
 def _check_scan(chosen: SideConfig, path: str) -> None:
-  source = chosen.source
-  others = {
-    f'attention={chosen.attention!r}': source and not source.layers_alike,
-    f'fusion={chosen.fusion!r}': chosen.owns_layer_inputs,
-  }
-  for what, differs in others.items():
+  unlike = chosen.source and not chosen.source.layers_alike
+  for what, differs in (
+    (f'attention={chosen.attention!r}', unlike),
+    (f'fusion={chosen.fusion!r}', chosen.owns_layer_inputs),
+  ):
     require(
       not differs,
       'model.scan_layers',

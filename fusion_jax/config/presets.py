@@ -37,11 +37,10 @@ def changed(config: Config, row: Row) -> Config:
     field, _, rest = name.partition('.')
     if rest:
       parts.setdefault(field, {})[rest] = value
+    elif isinstance(value, Mapping):
+      values[field] = type(getattr(config, field))(**value)
     else:
       values[field] = value
-  for field, value in values.items():
-    if isinstance(value, Mapping):
-      values[field] = type(getattr(config, field))(**value)
   # What a section has may depend on the values beside it.
   whole = dataclasses.replace(whole, **values)
   return dataclasses.replace(
@@ -75,11 +74,8 @@ def attention(name: str, /, **options: Any) -> Row:
 
 def depth(encoder_layers: int, decoder_layers: int, **fields: Any) -> Row:
   """Return a row with the depth of both stacks and other model fields."""
-  fields = {
-    'encoder_layers': encoder_layers,
-    'decoder_layers': decoder_layers,
-  } | fields
-  return {f'model.{field}': value for field, value in fields.items()}
+  layers = {'encoder_layers': encoder_layers, 'decoder_layers': decoder_layers}
+  return {f'model.{field}': value for field, value in (layers | fields).items()}
 
 
 def _side(written: str | Row) -> Row:

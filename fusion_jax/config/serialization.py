@@ -126,7 +126,7 @@ def differing_fields(
     name
     for name in given_leaves | saved_leaves
     if saved_leaves.get(name, _ABSENT) != given_leaves.get(name, _ABSENT)
-    and not _is_among(name, free)
+    and not is_among(name, free)
   ]
 
 
@@ -135,18 +135,12 @@ _ABSENT = object()
 
 def resumable_fields(config: ExperimentConfig) -> tuple[str, ...]:
   """Return RESUMABLE, without 'training.steps' where a cosine ends there."""
-  cosine = config.optimizer.schedule == 'cosine'
-  return tuple(
-    name for name in RESUMABLE if not (cosine and name == 'training.steps')
-  )
+  fixed = {'training.steps'} if config.optimizer.schedule == 'cosine' else ()
+  return tuple(name for name in RESUMABLE if name not in fixed)
 
 
-def is_resumable(name: str) -> bool:
-  """Return whether a resumed run may change the field of this dotted name."""
-  return _is_among(name, RESUMABLE)
-
-
-def _is_among(name: str, fields: Iterable[str]) -> bool:
+def is_among(name: str, fields: Iterable[str]) -> bool:
+  """Return whether a dotted name is one of some fields, or is in a section."""
   return any(
     fnmatch.fnmatchcase(name, pattern)
     for field in fields

@@ -213,7 +213,7 @@ class Text:
   """Text of a direction: its corpora, and the tags before its source lines."""
 
   def __init__(self, data: DataConfig, direction: Direction):
-    languages = direction.source_language, direction.target_language
+    languages = direction.languages
     self.direction = direction
     self.tags = data.tags(*languages)
     self._several = bool(data.directions)

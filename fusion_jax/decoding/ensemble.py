@@ -148,10 +148,7 @@ def choose_direction(
   says so.
   """
   every = data.all_directions
-  known = [
-    (direction.source_language, direction.target_language)
-    for direction in every
-  ]
+  known = [direction.languages for direction in every]
   asked = ' '.join(
     f'--{side}_language={language}'
     for side, language in (('source', source), ('target', target))

@@ -1,47 +1,21 @@
 """Fusion of layers: a scheme a file, and the table of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, get_args
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from fusion_jax.bounds import choice_fault
-from fusion_jax.config.fusion import (
-  add_scheme,
-  attention_source,
-  fusion_scheme,
-  scheme_names,
-  source_names,
-)
+from fusion_jax.config.fusion import ROWS
 from fusion_jax.config.section import fields_of_section
-from fusion_jax.errors import require
+from fusion_jax.errors import InputError, require
 
 if TYPE_CHECKING:
   from fusion_jax.fusion.scheme import AttentionSource, Scheme
 
 
-class _Table(Mapping):
-  """Rows by name, each imported when it is first read."""
-
-  def __init__(self, names, row):
-    self._names, self._row = names, row
-
-  def __getitem__(self, name: str):
-    if name not in self._names():
-      raise KeyError(name)
-    return self._row(name)
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._names())
-
-  def __len__(self) -> int:
-    return len(self._names())
-
-
-SCHEMES: 'Mapping[str, Scheme]' = _Table(scheme_names, fusion_scheme)
-SOURCES: 'Mapping[str, AttentionSource]' = _Table(
-  source_names, attention_source
-)
+SCHEMES: 'Mapping[str, Scheme]' = ROWS['fusion']
+SOURCES: 'Mapping[str, AttentionSource]' = ROWS['attention']
 
 
 def register(scheme: 'Scheme') -> None:
@@ -68,4 +42,6 @@ def register(scheme: 'Scheme') -> None:
     'its options must be a class with fusion_jax.config.section.section, whose '
     'fields all have defaults',
   )
-  add_scheme(scheme.name, scheme)
+  if scheme.name == 'none' or scheme.name in SCHEMES:
+    raise InputError(f'{place}: there is such a scheme already')
+  ROWS['fusion'][scheme.name] = scheme

@@ -39,13 +39,12 @@ from fusion_jax.parallel.processes import is_first, on_all
 from fusion_jax.runs.directory import create_run
 from fusion_jax.runs.integrity import (
   array_digests,
-  check_identity,
-  check_model,
   check_regular_files,
   identity_of,
   open_checkpoints,
   read_arrays,
   read_by_all,
+  read_fitting_meta,
   read_meta,
   reading,
   warn_damaged,
@@ -72,9 +71,7 @@ class TrainState(NamedTuple):
 
   def started_at(self, parameters: Parameters) -> 'TrainState':
     """Return the state with other parameters, which also start the average."""
-    if self.average is None:
-      return self._replace(parameters=parameters)
-    average = copied(parameters)
+    average = None if self.average is None else copied(parameters)
     return self._replace(parameters=parameters, average=average)
 
 
@@ -138,13 +135,11 @@ class _KeepBest:
   ) -> list[bool]:
     """Return for each checkpoint whether it is one of the best."""
     del context
-    validated = {
-      checkpoint.step: quality
-      for checkpoint in checkpoints
-      if (quality := self.qualities.get(checkpoint.step)) is not None
-    }
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    known = {step: self.qualities.get(step) for step in steps}
+    validated = {s: value for s, value in known.items() if value is not None}
     best = heapq.nlargest(self._count, validated, validated.__getitem__)
-    return [checkpoint.step in best for checkpoint in checkpoints]
+    return [step in best for step in steps]
 
 
 class Checkpoints:
@@ -275,10 +270,10 @@ class Checkpoints:
         return Progress(**meta['progress'])
 
     progress = read_by_all(move_input)
-    parameters, average = items['parameters'], items.get('average')
-    training = items['training']
     state = TrainState(
-      training['step'], parameters, training['optimizer'], average
+      parameters=items['parameters'],
+      average=items.get('average'),
+      **items['training'],
     )
     return state, progress
 
@@ -286,29 +281,21 @@ class Checkpoints:
     self, reader: ocp.CheckpointManager, step: int, fresh: TrainState
   ) -> dict[str, Any]:
     """Return the item `meta` of a checkpoint that this run can resume from."""
-    path = self._directory / str(step)
-    meta = read_meta(reader, step)
-    with reading():
-      check_identity(meta, self._identity, path)
-      if 'mean' in meta or 'imported' in meta:
-        workdir = self._directory.parent
-        raise InputError(
-          f'{workdir}: holds no optimizer state to resume from; start another '
-          f'--workdir with --init_from={workdir}'
-        )
-      check_model(path, meta, fresh.parameters)
+    meta = read_fitting_meta(reader, step, self._identity, fresh.parameters)
+    if 'mean' in meta or 'imported' in meta:
+      workdir = self._directory.parent
+      raise InputError(
+        f'{workdir}: holds no optimizer state to resume from; start another '
+        f'--workdir with --init_from={workdir}'
+      )
     return meta
 
 
 def _items(state: TrainState) -> dict[str, Any]:
   """Return the items of a checkpoint that consist of arrays."""
-  items: dict[str, Any] = {
-    'parameters': state.parameters,
-    'training': {'step': state.step, 'optimizer': state.optimizer},
-  }
-  if state.average is not None:
-    items['average'] = state.average
-  return items
+  average = {} if state.average is None else {'average': state.average}
+  training = {'step': state.step, 'optimizer': state.optimizer}
+  return {'parameters': state.parameters, 'training': training, **average}
 
 
 def _composite(

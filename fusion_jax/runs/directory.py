@@ -102,22 +102,6 @@ def check_output(path: str | Path, flag: str = '--output') -> None:
       )
 
 
-def _check_same(workdir: Path, given: ExperimentConfig) -> None:
-  saved = read_config(workdir)
-  names = serialization.differing_fields(saved, given)
-  if names:
-    old, new = serialization.flatten(saved), serialization.flatten(given)
-    listed = ', '.join(
-      f'{name} ({old.get(name)!r} there, {new.get(name)!r} given)'
-      for name in names
-    )
-    raise InputError(
-      f'{workdir} belongs to a run with another config: {listed}; '
-      'choose another --workdir or give the same values; a resumed run may '
-      f'change {", ".join(serialization.resumable_fields(given))}'
-    )
-
-
 def check_workdir(workdir: Path, config: ExperimentConfig) -> None:
   """Refuse a directory that this config must not train in."""
   if workdir.exists() and not workdir.is_dir():
@@ -128,6 +112,21 @@ def check_workdir(workdir: Path, config: ExperimentConfig) -> None:
     raise InputError(
       f'{workdir}: not empty and not a run directory; '
       'choose a new or empty --workdir'
+    )
+
+
+def _check_same(workdir: Path, given: ExperimentConfig) -> None:
+  saved = read_config(workdir)
+  old, new = serialization.flatten(saved), serialization.flatten(given)
+  listed = ', '.join(
+    f'{name} ({old.get(name)!r} there, {new.get(name)!r} given)'
+    for name in serialization.differing_fields(saved, given)
+  )
+  if listed:
+    raise InputError(
+      f'{workdir} belongs to a run with another config: {listed}; '
+      'choose another --workdir or give the same values; a resumed run may '
+      f'change {", ".join(serialization.resumable_fields(given))}'
     )
 
 
@@ -212,10 +211,9 @@ def write_corpus(
 def copy_corpus(workdir: Path, to: Path) -> None:
   """Copy the kept part of a corpus, if any, into another run directory."""
   folder = workdir / 'corpus'
-  if not folder.is_dir():
-    return
-  with read_errors(folder):
-    shutil.copytree(folder, to / 'corpus')
+  if folder.is_dir():
+    with read_errors(folder):
+      shutil.copytree(folder, to / 'corpus')
 
 
 def read_report(workdir: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ sharded, so each device sums its own shard.
 """
 
 import contextlib
-import fnmatch
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import Array, UInt32
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.config.serialization import check_format, flatten
+from fusion_jax.config.serialization import check_format, flatten, is_among
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, first_line
 from fusion_jax.files import DamagedError, check_seal
@@ -47,7 +46,7 @@ _LOOK_SECONDS = 0.2
 _ODD = np.uint32(0x9E3779B9)
 
 # Fields that decide what a trained model computes; tags are part of its input.
-_DECISIVE = ('model.*', 'data.source_tag', 'data.target_tag')
+_DECISIVE = ('model', 'data.source_tag', 'data.target_tag')
 
 # Exceptions: dropout and remat matter in training only, and trained parameters
 # do not depend on how they were initialised.
@@ -67,8 +66,7 @@ _FREE = (
 def array_digests(tree: Any) -> dict[str, dict[str, Any]]:
   """Return the digest of each array.
 
-  Arrays of equal shape, dtype and layout share a program. So there are few
-  programs, also for a deep model.
+  Arrays of equal shape, dtype and layout share a program.
   """
   leaves = jax.tree.leaves_with_path(tree)
   # They run one after the other: on a CPU with few cores, programs with
@@ -138,20 +136,15 @@ def identity_of(
   fields = {
     name: value
     for name, value in flatten(config).items()
-    if _matches(name, _DECISIVE) and not _matches(name, _FREE)
+    if is_among(name, _DECISIVE) and not is_among(name, _FREE)
   }
   tokenizers = {'source.model': source.digest, 'target.model': target.digest}
   return {**tokenizers, 'model': fields}
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def check_identity(
+def _check_identity(
   meta: Mapping[str, Any], identity: Mapping[str, Any], path: Path
 ) -> None:
-  """Refuse a checkpoint of other tokenizers, or of another model."""
   for name in ('source.model', 'target.model'):
     if meta[name] != identity[name]:
       raise InputError(
@@ -159,22 +152,6 @@ def check_identity(
       )
   stored, wanted = meta['model'], identity['model']
   _check_same(path, stored, {name: wanted.get(name) for name in stored})
-
-
-def check_model(
-  path: Path, meta: Mapping[str, Any], wanted: Parameters
-) -> None:
-  """Refuse a checkpoint whose parameters do not fit."""
-  stored = {
-    name.removeprefix('parameters/'): array['shape']
-    for name, array in meta['arrays'].items()
-    if name.startswith('parameters/')
-  }
-  shapes = {
-    path_name(place): list(leaf.shape)
-    for place, leaf in jax.tree.leaves_with_path(wanted)
-  }
-  _check_same(path, stored, shapes)
 
 
 def _check_same(
@@ -254,19 +231,43 @@ def _files(path: Path) -> set[Path]:
 
 def warn_damaged(path: Path, error: DamagedError) -> None:
   """Warn that a checkpoint is not used, unless it was deleted meanwhile."""
-  if not path.exists():
-    return
-  logger.warning('checkpoint %s is damaged and is left out: %s', path, error)
+  if path.exists():
+    logger.warning('checkpoint %s is damaged and is left out: %s', path, error)
 
 
 def read_meta(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
   """Read the item `meta` of a checkpoint."""
+  path = Path(manager.directory) / str(step)
   args = ocp.args.Composite(meta=ocp.args.JsonRestore())
   with reading():
-    check_regular_files(Path(manager.directory) / str(step))
+    check_regular_files(path)
     meta = manager.restore(step, args=args).meta
     check_seal(meta, 'meta')
-    check_format(meta, Path(manager.directory) / str(step))
+    check_format(meta, path)
+  return meta
+
+
+def read_fitting_meta(
+  manager: ocp.CheckpointManager,
+  step: int,
+  identity: Mapping[str, Any],
+  wanted: Parameters,
+) -> dict[str, Any]:
+  """Read the item `meta`, and refuse a checkpoint of another model."""
+  path = Path(manager.directory) / str(step)
+  meta = read_meta(manager, step)
+  with reading():
+    _check_identity(meta, identity, path)
+    stored = {
+      name.removeprefix('parameters/'): array['shape']
+      for name, array in meta['arrays'].items()
+      if name.startswith('parameters/')
+    }
+    shapes = {
+      path_name(place): list(leaf.shape)
+      for place, leaf in jax.tree.leaves_with_path(wanted)
+    }
+    _check_same(path, stored, shapes)
   return meta
 
 
@@ -283,10 +284,7 @@ def read_arrays(
   meta: Mapping[str, Any],
   wanted: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Read the items of a checkpoint that consist of arrays.
-
-  All processes must call it.
-  """
+  """Read the items that consist of arrays; all processes must call it."""
   arguments = {
     name: ocp.args.StandardRestore(tree) for name, tree in wanted.items()
   }

@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
 from fusion_jax.config import ExperimentConfig
+from fusion_jax.config.flags import fields_given
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.errors import InputError, require
 from fusion_jax.files import DamagedError
@@ -28,15 +29,13 @@ from fusion_jax.parallel.processes import any_of_all, of_first, on_all
 from fusion_jax.runs.checkpoint import abstract_like
 from fusion_jax.runs.directory import read_config, read_tokenizers
 from fusion_jax.runs.integrity import (
-  check_identity,
-  check_model,
   identity_of,
   is_being_deleted,
   open_checkpoints,
   read_arrays,
   read_by_all,
+  read_fitting_meta,
   read_meta,
-  reading,
   warn_damaged,
 )
 from fusion_jax.runs.precision import (
@@ -82,9 +81,7 @@ _BEST = CheckpointSelection()
 
 def selection_of(arguments: argparse.Namespace) -> CheckpointSelection:
   """Return what the flags of `add_checkpoint_flags` select."""
-  names = [field.name for field in dataclasses.fields(CheckpointSelection)]
-  given = {n: getattr(arguments, n) for n in names if n in arguments}
-  return CheckpointSelection(**given)
+  return CheckpointSelection(**fields_given(CheckpointSelection, arguments))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,10 +296,7 @@ class _Loader:
 
   def _fitting_meta(self, step: int, path: Path) -> tuple[dict[str, Any], str]:
     """Return the item `meta`, and the name of the item with the parameters."""
-    meta = read_meta(self.manager, step)
-    with reading():
-      check_identity(meta, self.identity, path)
-      check_model(path, meta, self.abstract)
+    meta = read_fitting_meta(self.manager, step, self.identity, self.abstract)
     wanted, averaged = self.selection.parameters, meta['average']
     if wanted == 'ema' and not averaged:
       raise InputError(

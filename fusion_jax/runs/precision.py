@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -38,10 +38,8 @@ def usable(precision: Precision, option: str = 'precision') -> Precision:
 
 def with_usable_products(config: ModelConfig) -> ModelConfig:
   """Return a config whose products are bfloat16 only where that is faster."""
-  asked = config.product_dtype
-  if usable(asked, 'model.product_dtype') == asked:
-    return config
-  return dataclasses.replace(config, product_dtype='float32')
+  dtype: Any = usable(config.product_dtype, 'model.product_dtype')
+  return dataclasses.replace(config, product_dtype=dtype)
 
 
 def narrow(
@@ -96,9 +94,9 @@ def pays(precision: Precision) -> bool:
     return True
   x = jnp.ones((_ROWS, _INPUTS), jnp.float32)
   wide = jnp.ones((_INPUTS, _OUTPUTS), jnp.float32)
-  slim: Mapping[str, Array] | Array = (
-    int8_matrix(wide, -2) if precision == 'int8' else wide.astype(jnp.bfloat16)
-  )
+  slim: Matrix = wide.astype(jnp.bfloat16)
+  if precision == 'int8':
+    slim = int8_matrix(wide, -2)
   return _seconds(x, slim) < _seconds(x, wide)
 
 

@@ -24,7 +24,7 @@ from fusion_jax.config.data import Direction
 from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.config.fusion import Only
 from fusion_jax.config.section import fields_of_section
-from fusion_jax.config.serialization import is_resumable
+from fusion_jax.config.serialization import RESUMABLE, is_among
 from fusion_jax.errors import InputError
 from fusion_jax.fusion import SCHEMES, SOURCES
 from fusion_jax.startup import one_line_errors, run_program
@@ -151,7 +151,7 @@ def _facts(name: str, field: FieldInfo) -> Iterator[str]:
   yield (
     'required' if field.is_required() else f'default {_value(field.default)}'
   )
-  resumable = is_resumable(name.replace('.NUMBER.', '.0.'))
+  resumable = is_among(name.replace('.NUMBER.', '.0.'), RESUMABLE)
   yield f'resume: {"yes" if resumable else "no"}'
   for note in field.metadata:
     if isinstance(note, Only):

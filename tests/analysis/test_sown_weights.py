@@ -392,7 +392,7 @@ def declared(tmp_path):
     return fused_run(make_run(encoder=SideConfig(fusion='mine')), tmp_path)
 
   yield run_of
-  fusion_options._registered.pop('mine', None)
+  fusion_options.ROWS['fusion'].pop('mine', None)
 
 
 def test_both_views_show_what_is_sown(declared):

@@ -22,7 +22,8 @@ register(on_both_sides('mine', Average, 'layer aggregation', 'a test'))
 @pytest.fixture(autouse=True)
 def _own_table(monkeypatch):
   """Registers into a table of its own."""
-  monkeypatch.setattr(fusion, '_registered', {})
+  schemes = fusion.ROWS['fusion']
+  monkeypatch.setattr(schemes, 'data', {**schemes.data})
 
 
 def _parse(*flags):

@@ -82,6 +82,6 @@ def test_checkpoints_that_are_always_gone(tmp_path, monkeypatch):
   run = SavedRun(tmp_path / 'run')
   run.save({1: None})
   monkeypatch.setattr(loading, 'is_being_deleted', lambda _: True)
-  monkeypatch.setattr(loading, 'check_identity', lambda *_: 1 / 0)
+  monkeypatch.setattr(integrity, '_check_identity', lambda *_: 1 / 0)
   with pytest.raises(InputError, match='deleted faster than they can be read'):
     load_run(run.workdir)

@@ -32,7 +32,7 @@ _FUSED = (
 
 def _forget():
   """Takes the scheme out of the tables, as if each program started anew."""
-  fusion_options._registered.pop('weighted_mean', None)
+  fusion_options.ROWS['fusion'].pop('weighted_mean', None)
 
 
 @pytest.fixture(scope='module')
