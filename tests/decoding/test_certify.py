@@ -299,7 +299,10 @@ def test_a_broken_cache_is_caught(decode, tokenizer, capsys):
 
 
 def test_a_random_transformer_passes_all_scenarios(decode, tokenizer, capsys):
-  code, written = decode(random_run(tokenizer, 5))
+  run = random_run(tokenizer, 5)
+  # Its weights are three times as large as the bound takes them to be.
+  plain = jax.tree.map(lambda x: x / 3, run.parameters)
+  code, written = decode(dataclasses.replace(run, parameters=plain))
   assert code == 0
   assert written['certified']
   # One by one, two sizes, two orders, the longest shape, 1, 2 and 4 devices.
