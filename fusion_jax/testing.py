@@ -99,14 +99,10 @@ def sample_inputs() -> tuple[Ids, Ids]:
 
 
 class FusedModel:
-  """A small model with random parameters; its forward pass is compiled once.
-
-  Attributes:
-    parameters: Its parameters, drawn from a normal distribution.
-  """
+  """A small model with random parameters; its forward pass is compiled once."""
 
   def __init__(self, config: ModelConfig):
-    """Draw the parameters of a model."""
+    """Draw the parameters from a normal distribution."""
     self.config = config
     self.model = Transformer(config, _VOCABULARY, _VOCABULARY, _START)
     self.parameters = drawn_parameters(self.model)

@@ -51,15 +51,11 @@ class _Candidates(NamedTuple):
 
 
 class _Live(NamedTuple):
-  """Hypotheses that have not ended; log-probability -inf marks an empty place.
-
-  Attributes:
-    rows: Row of the cache in which each position stands, see `Step`.
-  """
+  """Hypotheses that have not ended; log-probability -inf: an empty place."""
 
   tokens: Int32[Array, 'B J T']
   token_log_probs: Float32[Array, 'B J T']
-  rows: Int32[Array, 'B J T']
+  rows: Int32[Array, 'B J T']  # Of the cache, see `Step`.
   log_probabilities: Float32[Array, 'B J']
 
 

@@ -18,14 +18,11 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 @dataclasses.dataclass(frozen=True)
 class TokenRules:
-  """Rules for all sentences, compiled into the search.
-
-  Attributes:
-    no_repeat_ngram: Size of the n-grams that must not occur twice in a
-      hypothesis (Paulus et al. 2018, section 2.5); 0 allows repetition.
-  """
+  """Rules for all sentences, compiled into the search."""
 
   forbidden: tuple[int, ...] = ()
+  # Size of the n-grams that must not occur twice in a hypothesis (Paulus et al.
+  # 2018, section 2.5); 0 allows repetition.
   no_repeat_ngram: int = 0
 
 
@@ -33,16 +30,11 @@ NO_RULES = TokenRules()
 
 
 class Requirements(NamedTuple):
-  """Requirements of each sentence.
+  """Requirements of each sentence; no prefixes are None."""
 
-  Attributes:
-    min_lengths: Smallest number of tokens, the end symbol included.
-    prefixes: First tokens, as far as prefix_lengths. They may be forbidden
-      tokens and may repeat n-grams. None if no sentence has a prefix.
-    prefix_lengths: Number of tokens of each prefix; None without prefixes.
-  """
-
-  min_lengths: Int32[Array | np.ndarray, ' B']
+  min_lengths: Int32[Array | np.ndarray, ' B']  # The end symbol included.
+  # First tokens, as far as prefix_lengths. They may be forbidden tokens and may
+  # repeat n-grams.
   prefixes: Int32[Array | np.ndarray, 'B P'] | None = None
   prefix_lengths: Int32[Array | np.ndarray, ' B'] | None = None
 

@@ -120,10 +120,7 @@ def _check_fits(
 def _started(
   stack: Parameters, trained: Parameters, config: ModelConfig, side: Side
 ) -> Parameters:
-  """Let the attentions of a stack start as those of the trained stack.
-
-  Without start='baseline' their new parameters start as in the paper.
-  """
+  """Let the attentions of a stack start as those of the trained stack."""
   result = dict(stack)
   for index in range(1, config.layers(side) + 1):
     name = f'layer_{index - 1}'
