@@ -27,7 +27,6 @@ from fusion_jax.fusion import SCHEMES
 from fusion_jax.fusion.mixture import mixture_log_probabilities
 from fusion_jax.fusion.scheme import scheme_of
 from fusion_jax.models.transformer import (
-  ModelOutput,
   Parameters,
   Transformer,
   initial_parameters,
@@ -100,18 +99,14 @@ def sample_inputs() -> tuple[Ids, Ids]:
 
 
 class FusedModel:
-  """A small model with random parameters; its forward pass is compiled once.
-
-  Attributes:
-    parameters: Its parameters, drawn from a normal distribution.
-  """
+  """A small model with random parameters; its forward pass is compiled once."""
 
   def __init__(self, config: ModelConfig):
-    """Draw the parameters of a model."""
+    """Draw the parameters from a normal distribution."""
     self.config = config
     self.model = Transformer(config, _VOCABULARY, _VOCABULARY, _START)
     self.parameters = drawn_parameters(self.model)
-    self._forward = jax.jit(self.uncompiled)
+    self._forward = jax.jit(self._log_probabilities)
 
   def forward(
     self, source: Ids, target: Ids, parameters: Parameters | None = None
@@ -120,16 +115,25 @@ class FusedModel:
     parameters = parameters or self.parameters
     return np.asarray(self._forward(parameters, source, target))
 
-  def uncompiled(
+  def _log_probabilities(
     self,
     parameters: Parameters,
     source: Int32[Array, 'B S'],
     target: Int32[Array, 'B T'],
   ) -> Float[Array, 'B T V']:
-    """Compute `forward`, one operation after the other."""
     batch = _batch(source, target)
     _, output = batch_loss(self.model, parameters, batch, 0.0, 0)
-    return _log_probabilities(output, self.config)
+    logits = functools.partial(output_logits, output=output.output)
+    width = output.features.shape[-1]
+    if output.log_weights is None:
+      scores = jax.nn.log_softmax(logits(output.features.reshape(-1, width)))
+    else:
+      groups = output.features.reshape(len(output.log_weights), -1, width)
+      combine = self.config.decoder.combine
+      scores = mixture_log_probabilities(
+        groups, output.log_weights, logits, combine
+      )
+    return scores.reshape(*output.features.shape[-3:-1], -1)
 
   def scaled(self, scale: float) -> Parameters:
     """Return the parameters with embeddings of another scale."""
@@ -138,13 +142,12 @@ class FusedModel:
 
   def gradient(self, parameters: Parameters) -> Parameters:
     """Return the gradient of the smoothed loss, with dropout."""
-    # Not compiled as a whole, which takes longer than all it computes.
-    return jax.grad(self._loss)(parameters)
-
-  def _loss(self, parameters: Parameters) -> Float[Array, '']:
     batch = _batch(*map(jnp.asarray, sample_inputs()))
     key = jax.random.key(0)
-    return batch_loss(self.model, parameters, batch, 0.1, 0, key)[0].loss
+    # Not compiled as a whole, which takes longer than all it computes.
+    return jax.grad(
+      lambda own: batch_loss(self.model, own, batch, 0.1, 0, key)[0].loss
+    )(parameters)
 
 
 def _batch(source: Int32[Array, 'B S'], target: Int32[Array, 'B T']) -> Batch:
@@ -211,31 +214,30 @@ def _decoded(
   fused: FusedModel, source: Ids, targets: Int32[np.ndarray, 'K B T']
 ) -> Float[Array, 'T B K V']:
   """Decode given hypotheses, which change their rows at every position."""
-  model, beam = fused.model, len(targets)
+  beam, variables = len(targets), {'params': fused.parameters}
 
-  @jax.jit
-  def start(parameters, source, lengths):
-    variables = {'params': parameters}
-    encoded = model.apply(variables, source, lengths, method='encode')
-    sizes = lengths, beam, _TARGET
-    return model.apply(variables, encoded, *sizes, method='start_decoding')
+  def compiled(method: str, *static: int) -> Callable[..., Any]:
+    apply = functools.partial(fused.model.apply, method=method)
+    return jax.jit(apply, static_argnums=static)
 
-  @jax.jit
-  def step(parameters, *args):
-    return model.apply({'params': parameters}, *args, method='decode_step')
-
-  cache, memory = start(fused.parameters, source, np.asarray(_LENGTHS))
+  encoded = compiled('encode')(variables, source, _LENGTHS)
+  cache, memory = compiled('start_decoding', 3, 4)(
+    variables, encoded, _LENGTHS, beam, _TARGET
+  )
+  step = compiled('decode_step')
   scores = []
   inputs = jnp.stack(
     [shift_right(jnp.asarray(ids), _START) for ids in targets], 1
   )
   for position in range(_TARGET):
-    order, rows = changing_rows(position, beam, _TARGET)
+    # Each hypothesis takes the next row of the cache at every position.
+    order = (np.arange(beam) + position) % beam
+    rows = (order[:, None] - np.arange(_TARGET)) % beam
     now, cache = step(
-      fused.parameters,
+      variables,
       inputs[:, order, position],
       jnp.int32(position),
-      jnp.tile(rows, (len(inputs), 1, 1)),
+      jnp.tile(rows.astype(np.int32), (len(inputs), 1, 1)),
       cache,
       memory,
     )
@@ -332,33 +334,3 @@ def assert_close(
     np.testing.assert_allclose(x, y, rtol=0, atol=units * _UNIT * largest)
 
   jax.tree.map(check, ours, theirs)
-
-
-def changing_rows(
-  position: int, beam: int, size: int
-) -> tuple[np.ndarray, Int32[np.ndarray, 'K T']]:
-  """Let hypotheses take the next row of a decoding cache at every position.
-
-  Returns:
-    The hypothesis in each row at this position, and the rows where the
-    positions of each hypothesis stand, as a step takes them.
-  """
-  order = (np.arange(beam) + position) % beam
-  rows = (order[:, None] - np.arange(size)) % beam
-  return order, rows.astype(np.int32)
-
-
-def _log_probabilities(
-  output: ModelOutput, config: ModelConfig
-) -> Float[Array, 'B T V']:
-  logits = functools.partial(output_logits, output=output.output)
-  width = output.features.shape[-1]
-  if output.log_weights is None:
-    scores = jax.nn.log_softmax(logits(output.features.reshape(-1, width)))
-  else:
-    groups = output.features.reshape(len(output.log_weights), -1, width)
-    combine = config.decoder.combine
-    scores = mixture_log_probabilities(
-      groups, output.log_weights, logits, combine
-    )
-  return scores.reshape(*output.features.shape[-3:-1], -1)

@@ -15,8 +15,10 @@ from jax.sharding import Mesh
 from jaxtyping import Int32
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.data.batching import Shape
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.mesh import by_rows
+from fusion_jax.parallel.mesh import by_rows, put_whole
+from fusion_jax.parallel.processes import merged
 
 # Divisor of the rows for batches that are not full: a quarter of the full ones,
 # a quarter of that and so on. Every shape costs a compilation.
@@ -30,18 +32,10 @@ _FIRST_WINDOW, _WINDOW_BATCHES, _WINDOW_ITEMS = 4, 64, 32_768
 Item = TypeVar('Item')
 
 
-class DecodeShape(NamedTuple):
-  """Sentences, source positions and target positions of a batch."""
-
-  rows: int
-  source: int
-  target: int
-
-
 class PlannedBatch(NamedTuple):
   """Shape of a batch and the sentences that fill it, at most shape.rows."""
 
-  shape: DecodeShape
+  shape: Shape
   sentences: list[int]
 
 
@@ -67,7 +61,7 @@ def shortest_target(source_length: int, options: DecodingConfig) -> int:
 
 def decode_shapes(
   options: DecodingConfig, longest: int | None = None
-) -> tuple[DecodeShape, ...]:
+) -> tuple[Shape, ...]:
   """Return every shape that decoding with these options can compile.
 
   Source lengths are 8, 16, 24, 32, 48, 64, 96, ... up to
@@ -83,12 +77,12 @@ def decode_shapes(
     while rows > 1:
       ladder.add(rows)
       rows //= _ROW_STEP
-    shapes += [DecodeShape(rows, source, target) for rows in sorted(ladder)]
+    shapes += [Shape(rows, source, target) for rows in sorted(ladder)]
   return tuple(shapes)
 
 
 def plan_batches(
-  lengths: Sequence[int], shapes: Sequence[DecodeShape]
+  lengths: Sequence[int], shapes: Sequence[Shape]
 ) -> Iterator[PlannedBatch]:
   """Put sentences into batches, longest first."""
   rows_of = {
@@ -175,13 +169,17 @@ def pad_values(
   return np.array(given + [spare] * (rows - len(given)), np.int32)
 
 
-def own_batches(
-  lengths: Sequence[int], shapes: Sequence[DecodeShape]
-) -> Iterator[PlannedBatch]:
-  """Yield this process's share of the batches of `plan_batches`."""
-  return shard_batches(
-    plan_batches(lengths, shapes), jax.process_count(), jax.process_index()
-  )
+def on_mesh(
+  program: Callable[..., Any], parameters: Any, mesh: Mesh, **options: Any
+) -> Callable[..., Any]:
+  """Return a program of a batch of rows; its parameters are on the devices."""
+  whole = put_whole(parameters, mesh)
+
+  def start(rows: Any, **others: Any) -> Any:
+    with jax.set_mesh(mesh):
+      return program(whole, device_put_rows(rows, mesh), **options, **others)
+
+  return start
 
 
 def device_put_rows(batch: Item, mesh: Mesh) -> Item:
@@ -210,16 +208,22 @@ def device_get_rows(arrays: Item) -> Item:
 
 
 def computed(
-  batches: Iterable[PlannedBatch],
+  lengths: Sequence[int],
+  shapes: Sequence[Shape],
   start: Callable[[PlannedBatch], Any],
   read: Callable[[int, Any], Item],
   on_batch: Callable[[list[int]], None] = lambda sentences: None,
-) -> dict[int, Item]:
-  """Return what is read of the row of every sentence of the batches.
+  shared: Any = None,
+) -> list[Item]:
+  """Return what is read of the row of every sentence.
 
   A batch is read when the next one has been started, so that the device works
-  while the host reads.
+  while the host reads. Processes share the work if they are given the type of
+  what is read, in which it travels; otherwise each computes everything.
   """
+  batches = plan_batches(lengths, shapes)
+  if shared is not None:
+    batches = shard_batches(batches, jax.process_count(), jax.process_index())
   results: dict[int, Item] = {}
   started: list[tuple[PlannedBatch, Any]] = []
 
@@ -237,7 +241,10 @@ def computed(
       read_first()
   if started:
     read_first()
-  return results
+  if shared is not None:
+    on_batch([n for n in range(len(lengths)) if n not in results])
+    results = merged(results, shared)
+  return [results[sentence] for sentence in range(len(lengths))]
 
 
 class PairIds(NamedTuple):
@@ -255,14 +262,3 @@ class PairIds(NamedTuple):
   def length(self) -> int:
     """Length of the longer side."""
     return max(len(self.source), len(self.target))
-
-
-def padded_pairs(
-  pairs: list[PairIds], shape: DecodeShape, end_id: int
-) -> tuple[
-  Int32[np.ndarray, 'B S'], Int32[np.ndarray, ' B'], Int32[np.ndarray, 'B S']
-]:
-  """Return the arrays that a teacher-forced pass reads."""
-  source, lengths = padded([p.source for p in pairs], *shape[:2], end_id)
-  target, _ = padded([p.target for p in pairs], *shape[:2], end_id)
-  return source, lengths, target

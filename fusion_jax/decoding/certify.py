@@ -144,41 +144,32 @@ def translated(
   return [answers[place] for place in range(len(lines))]
 
 
+# After a tie: the same translation with another score, another translation, and
+# a translation that one of the scenarios lacks.
 Kind = Literal['tie', 'score', 'translation', 'missing']
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """Place where a scenario does not give the result of the reference.
+  """Place where a scenario does not give the result of the reference."""
 
-  Attributes:
-    line, rank: Number of the line in the file and of its translation, from 1.
-    kind: 'tie', 'score' (the same translation with another score),
-      'translation' (another translation) or 'missing' (one scenario has none).
-    gap: Score of ours less that of theirs: as each scenario found it for
-      'score', by teacher forcing otherwise; None if one is missing.
-    ours, theirs: Translation of the reference and of the scenario.
-  """
-
-  line: int
-  rank: int
+  line: int  # Of the file, from 1.
+  rank: int  # Of the translation, from 1.
   kind: Kind
+  # Score of ours less that of theirs: as each scenario found it for 'score', by
+  # teacher forcing otherwise; None if one is missing.
   gap: float | None
-  ours: Translation | None
-  theirs: Translation | None
+  ours: Translation | None  # Of the reference.
+  theirs: Translation | None  # Of the scenario.
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Comparison of a scenario with the reference.
-
-  Attributes:
-    largest: Largest difference of the scores of a translation that both found.
-  """
+  """Comparison of a scenario with the reference."""
 
   scenario: str
   differences: tuple[Difference, ...] = ()
-  largest: float = 0.0
+  largest: float = 0.0  # Change of the score of a translation that both found.
 
   @property
   def different(self) -> list[int]:
@@ -222,11 +213,10 @@ class Certificate:
     for comparison in self.comparisons:
       if comparison.different:
         shown = ', '.join(map(str, comparison.different[:5]))
+        more = ', ...' if len(comparison.different) > 5 else ''
         return (
           f'{len(comparison.different)} of {len(self.lines)} sentences differ '
-          f'in the scenario {comparison.scenario!r}: line {shown}'
-          + ', ...'
-          * (len(comparison.different) > 5)
+          f'in the scenario {comparison.scenario!r}: line {shown}{more}'
         )
     # NaN is a fault too.
     return '' if self.steps.largest <= self.tolerance else self.step_line

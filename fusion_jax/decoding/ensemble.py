@@ -22,12 +22,9 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-  """Mixture of the predictions of several models.
+  """Mixture of the predictions of several models, whose weights sum to 1.
 
-  Attributes:
-    weights: Weights of the models, of sum 1.
-    combine: 'arithmetic' is sum_i w_i p_i, 'geometric' is prod_i p_i^w_i,
-      scaled to sum 1.
+  It is sum_i w_i p_i, or 'geometric', prod_i p_i^w_i scaled to sum 1.
   """
 
   weights: tuple[float, ...] = (1.0,)
@@ -170,10 +167,8 @@ def choose_direction(
   sources, targets = map(set, zip(*known, strict=True))
   if source in sources and target in targets - {source} and data.target_tag:
     logger.warning(
-      '%s was not trained to translate from %s to %s: zero-shot',
-      name,
-      source,
-      target,
+      f'{name} was not trained to translate from {source} to {target}: '
+      'zero-shot'
     )
     return source, target
   raise InputError(f'{asked}: {name} translates {listed}')

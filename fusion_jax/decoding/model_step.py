@@ -180,22 +180,18 @@ class ModelStep:
     self, sentences: Int32[Array, ' M'], caches: tuple[ModelCache, ...]
   ) -> CompactedBatch:
     """Restrict step and cache to some sentences; see `CompactBatch`."""
-    own, memories = [], []
-    for model, cache, memory in zip(
+    left, memories = [], []
+    for model, (own, attention), memory in zip(
       self.models, caches, self.memories, strict=True
     ):
-      kept, memory = model.take_sentences(cache.own, memory, sentences)
-      attention = cache.attention
-      if attention is not None:
-        attention = attention[sentences]
-      kept = _as_kept(model, kept, len(sentences))
-      own.append(ModelCache(kept, attention))
+      own, memory = model.take_sentences(own, memory, sentences)
+      attention = None if attention is None else attention[sentences]
+      left.append(ModelCache(_as_kept(model, own, len(sentences)), attention))
       memories.append(memory)
     sources = jax.tree.map(lambda leaf: leaf[sentences], self.sources)
     step = dataclasses.replace(self, sources=sources, memories=tuple(memories))
-    return CompactedBatch(
-      step, step.coverage_score if self.settings.coverage else None, tuple(own)
-    )
+    coverage_score = step.coverage_score if self.settings.coverage else None
+    return CompactedBatch(step, coverage_score, tuple(left))
 
 
 def _as_kept(model: Transformer, cache: Any, batch: int) -> Any:

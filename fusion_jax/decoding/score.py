@@ -20,10 +20,8 @@ from fusion_jax.decoding.batches import (
   PlannedBatch,
   computed,
   decode_shapes,
-  device_put_rows,
-  own_batches,
-  pad_values,
-  padded_pairs,
+  on_mesh,
+  padded,
   windows,
 )
 from fusion_jax.decoding.ensemble import Ensemble, Mixture, alone
@@ -39,8 +37,7 @@ from fusion_jax.models.transformer import (
   Transformer,
   output_logits,
 )
-from fusion_jax.parallel.mesh import data_mesh, over_rows, put_whole
-from fusion_jax.parallel.processes import merged
+from fusion_jax.parallel.mesh import data_mesh, over_rows
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.hypotheses import LengthPenalty
 
@@ -86,6 +83,14 @@ class Scored:
 _NOTHING = Scored((), 1.0)
 
 
+class TeacherForcedRows(NamedTuple):
+  """Batch of pairs, end symbols included."""
+
+  sources: tuple[Source, ...]  # As each model reads them.
+  target: Int32[Array | np.ndarray, 'B T']
+  target_lengths: Int32[Array | np.ndarray, ' B']
+
+
 class Scorer:
   """Scorer of pairs of a source and a translation, as a search scores them."""
 
@@ -96,18 +101,22 @@ class Scorer:
     on_progress: Callable[[int], None] | None = None,
   ):
     """Prepare to score; nothing is compiled yet."""
-    self._ensemble = ensemble = alone(run)
+    ensemble = alone(run)
     self._on_progress = on_progress or (lambda pairs: None)
-    self._options = dataclasses.replace(options, beam_size=1)
+    self._slots = options.batch_tokens * jax.process_count()
+    self._end_id = ensemble.tokenizer.vocabulary.end
     self._encoders = [PairReader(run, options) for run in ensemble.runs]
-    self._mesh = data_mesh()
-    self._parameters = put_whole(
-      tuple(run.parameters for run in ensemble.runs), self._mesh
+    self._pass = on_mesh(
+      teacher_forced_scores,
+      tuple(run.parameters for run in ensemble.runs),
+      data_mesh(),
+      models=tuple(run.model for run in ensemble.runs),
+      mixture=ensemble.mixture,
+      weight=options.coverage,
     )
-    self._divisors = LengthPenalty(
-      options.length_penalty, options.alpha
-    ).divisors(options.max_source_length)
-    self.shapes = decode_shapes(self._options)
+    penalty = LengthPenalty(options.length_penalty, options.alpha)
+    self._divisors = penalty.divisors(options.max_source_length)
+    self.shapes = decode_shapes(dataclasses.replace(options, beam_size=1))
 
   def fits(self, source: str, target: str) -> bool:
     """Return whether no side of a pair is longer than `max_source_length`."""
@@ -136,8 +145,7 @@ class Scorer:
   def score_ids(self, pairs: Iterable[Pairs]) -> Iterator[Scored]:
     """Score every pair of ids, in order."""
     slots = ((pair, _length(pair)) for pair in pairs)
-    window_slots = self._options.batch_tokens * jax.process_count()
-    for window in windows(slots, window_slots):
+    for window in windows(slots, self._slots):
       yield from self._score_window(window)
 
   def _score_window(self, window: list[Pairs]) -> list[Scored]:
@@ -149,52 +157,32 @@ class Scorer:
       return Scored(tuple(map(float, tokens)), divisor, float(row[1]))
 
     scored = computed(
-      own_batches(list(map(_length, pairs)), self.shapes),
-      lambda batch: self._start(batch, pairs),
+      list(map(_length, pairs)),
+      self.shapes,
+      lambda batch: self._pass(self._rows(batch, pairs)),
       read,
       lambda sentences: self._on_progress(len(sentences)),
+      shared=Scored,
     )
-    self._on_progress(len(window) - len(scored))
-    scored = merged(scored, Scored)
-    left = (scored[place] for place in range(len(pairs)))
+    self._on_progress(len(window) - len(pairs))
+    left = iter(scored)
     return [_NOTHING if pair[0].is_blank else next(left) for pair in window]
 
-  def _start(
-    self, batch: PlannedBatch, pairs: list[Pairs]
-  ) -> tuple[jax.Array, jax.Array]:
-    """Start the pass; the arrays are ready later."""
-    chosen = [pairs[sentence] for sentence in batch.sentences]
-    end = self._ensemble.tokenizer.vocabulary.end
-    sources = []
-    for run in range(len(self._encoders)):
-      read = [models[run] for models in chosen]
-      ids, lengths, target = padded_pairs(read, batch.shape, end)
-      sources.append(Source(ids, lengths))
-    lengths = pad_values(
-      (len(p[0].target) for p in chosen), batch.shape.rows, 1
+  def _rows(self, batch: PlannedBatch, pairs: list[Pairs]) -> TeacherForcedRows:
+    chosen, size = [pairs[n] for n in batch.sentences], batch.shape[:2]
+    sources = (
+      [models[run].source for models in chosen]
+      for run in range(len(self._encoders))
     )
-    with jax.set_mesh(self._mesh):
-      return teacher_forced_scores(
-        self._parameters,
-        device_put_rows(
-          TeacherForcedRows(tuple(sources), target, lengths), self._mesh
-        ),
-        models=tuple(run.model for run in self._ensemble.runs),
-        mixture=self._ensemble.mixture,
-        weight=self._options.coverage,
-      )
+    targets = [models[0].target for models in chosen]
+    return TeacherForcedRows(
+      tuple(Source(*padded(ids, *size, self._end_id)) for ids in sources),
+      *padded(targets, *size, self._end_id),
+    )
 
 
 def _length(pairs: Pairs) -> int:
   return max(pair.length for pair in pairs)
-
-
-class TeacherForcedRows(NamedTuple):
-  """Batch of pairs, end symbols included."""
-
-  sources: tuple[Source, ...]  # As each model reads them.
-  target: Int32[Array | np.ndarray, 'B T']
-  target_lengths: Int32[Array | np.ndarray, ' B']
 
 
 @functools.partial(jax.jit, static_argnames=('models', 'mixture', 'weight'))

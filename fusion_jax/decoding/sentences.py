@@ -26,15 +26,10 @@ _SHORT = 4_096
 
 
 class Sentence(NamedTuple):
-  """Line, or a piece of a long one.
+  """Line, or a piece of a long one."""
 
-  Attributes:
-    sources: Ids for each model, the end symbol included.
-    prefix: Ids at the beginning of the translation.
-  """
-
-  sources: tuple[list[int], ...]
-  prefix: Sequence[int] = ()
+  sources: tuple[list[int], ...]  # For each model, the end symbol included.
+  prefix: Sequence[int] = ()  # Ids at the beginning of the translation.
 
   @property
   def length(self) -> int:
@@ -120,17 +115,14 @@ class SentenceEncoder:
 
 
 class PairReader:
-  """Encoder of text pairs, which refuses those that are too long.
-
-  Attributes:
-    longest: Largest number of subwords of a side, the end symbol included.
-  """
+  """Encoder of text pairs, which refuses those that are too long."""
 
   def __init__(self, run: TrainedModel, options: DecodingConfig):
     """Prepare to encode."""
     self._tokenizers = run.source_tokenizer, run.target_tokenizer
     longest = options.max_source_length
     self._positions = run.longest
+    # Subwords of a side, the end symbol included.
     self.longest = min(longest, run.longest or longest)
 
   def encode(self, name: str, source: str, target: str) -> PairIds:

@@ -13,14 +13,13 @@ import jax
 import numpy as np
 
 from fusion_jax.config import DecodingConfig
+from fusion_jax.data.batching import Shape
 from fusion_jax.decoding.batches import (
-  DecodeShape,
   PairIds,
   PlannedBatch,
   computed,
   decode_shapes,
-  device_put_rows,
-  own_batches,
+  on_mesh,
   pad_values,
   padded,
   shortest_target,
@@ -36,8 +35,7 @@ from fusion_jax.decoding.model_step import (
 )
 from fusion_jax.decoding.sentences import Sentence, SentenceEncoder
 from fusion_jax.errors import InputError
-from fusion_jax.parallel.mesh import data_mesh, put_whole
-from fusion_jax.parallel.processes import merged
+from fusion_jax.parallel.mesh import data_mesh
 from fusion_jax.runs.loading import TrainedModel
 from fusion_jax.search.constraints import Requirements
 from fusion_jax.search.hypotheses import Hypotheses
@@ -96,14 +94,15 @@ class Translator:
     self._options = options
     self._on_progress = on_progress or (lambda lines: None)
     self._at_once = at_once
-    self._mesh = data_mesh(
-      None if devices is None else jax.local_devices()[:devices]
-    )
-    self._parameters = put_whole(
-      tuple(run.parameters for run in ensemble.runs), self._mesh
-    )
     self._search = dataclasses.replace(
       search_settings(options, ensemble, n_best), compacts=True
+    )
+    self._pass = on_mesh(
+      search_batch,
+      tuple(run.parameters for run in ensemble.runs),
+      data_mesh(None if devices is None else jax.local_devices()[:devices]),
+      models=tuple(run.model for run in ensemble.runs),
+      settings=self._search,
     )
     self._shortest = options.min_length_ratio or options.min_length_extra
     self.shapes = decode_shapes(options, ensemble.longest)
@@ -139,7 +138,7 @@ class Translator:
       for pieces in window:
         yield self._join(list(itertools.islice(translated, len(pieces))))
 
-  def warm_up(self) -> Iterator[tuple[DecodeShape, float]]:
+  def warm_up(self) -> Iterator[tuple[Shape, float]]:
     """Compile every shape, in its program without prefixes.
 
     Windows with a prefix have programs of their own, compiled at first use.
@@ -168,22 +167,16 @@ class Translator:
     firsts = set(itertools.accumulate(map(len, window), initial=0))
     # Taken over all sources, so that every process starts the same program.
     prefixed = any(sentence.prefix for sentence in sources)
-    counted = 0
-
-    def count(sentences: list[int]) -> None:
-      nonlocal counted
-      counted += len(firsts.intersection(sentences))
-      self._on_progress(len(firsts.intersection(sentences)))
-
     translations = computed(
-      own_batches([sentence.length for sentence in sources], self.shapes),
+      [sentence.length for sentence in sources],
+      self.shapes,
       lambda batch: self._start(batch, sources, first, prefixed),
       lambda place, row: self._texts(row, sources[place].sources[0]),
-      count,
+      lambda places: self._on_progress(len(firsts.intersection(places))),
+      shared=list[Translation],
     )
-    self._on_progress(len(window) - counted)
-    translations = merged(translations, list[Translation])
-    return [translations[number] for number in range(len(sources))]
+    self._on_progress(sum(not pieces for pieces in window))
+    return translations
 
   def _start(
     self,
@@ -206,14 +199,7 @@ class Translator:
       pad_values((first + n for n in batch.sentences), shape.rows, 0),
       self._requirements(chosen, shape, prefixed),
     )
-    with jax.set_mesh(self._mesh):
-      return search_batch(
-        self._parameters,
-        device_put_rows(rows, self._mesh),
-        models=tuple(run.model for run in self._ensemble.runs),
-        settings=self._search,
-        max_length=shape.target,
-      )
+    return self._pass(rows, max_length=shape.target)
 
   def _limit(self, sentence: Sentence) -> int:
     """Return the length limit, from the subwords of the first run."""
@@ -221,7 +207,7 @@ class Translator:
     return target_limit(length, self._options, longest)
 
   def _requirements(
-    self, sentences: Sequence[Sentence], shape: DecodeShape, prefixed: bool
+    self, sentences: Sequence[Sentence], shape: Shape, prefixed: bool
   ) -> Requirements | None:
     """Return the requirements; None selects a program without any."""
     if not (self._shortest or prefixed):
@@ -240,26 +226,22 @@ class Translator:
     return Requirements(least, prefixes, lengths)
 
   def _texts(self, row: Hypotheses, source: list[int]) -> list[Translation]:
-    translations = []
+    translations, tokenizer = [], self._ensemble.tokenizer
     for tokens, length, score, log_probability, log_p in zip(*row, strict=True):
       if length > 0:
         ids = tokens[:length].tolist()
         translations.append(
           Translation(
-            self._decode(ids[:-1]),
+            # Byte pieces can spell any character; a line must stay one line.
+            ' '.join(tokenizer.decode(ids[:-1]).splitlines()),
             float(score),
             float(log_probability),
             (PairIds(source, ids),),
             tuple(log_p[:length].tolist()),
-            tuple(self._ensemble.tokenizer.pieces(ids)),
+            tuple(tokenizer.pieces(ids)),
           )
         )
     return translations or [_EMPTY]
-
-  def _decode(self, ids: list[int]) -> str:
-    text = self._ensemble.tokenizer.decode(ids)
-    # Byte pieces can spell any character, but a line must stay one line.
-    return ' '.join(text.splitlines())
 
   def _join(self, pieces: list[list[Translation]]) -> list[Translation]:
     if not pieces:

@@ -19,9 +19,8 @@ from fusion_jax.decoding.batches import (
   PlannedBatch,
   computed,
   decode_shapes,
-  device_put_rows,
-  padded_pairs,
-  plan_batches,
+  on_mesh,
+  padded,
   target_limit,
   windows,
 )
@@ -29,7 +28,7 @@ from fusion_jax.decoding.ensemble import alone
 from fusion_jax.errors import InputError
 from fusion_jax.layers.sow import cross_attention_weights
 from fusion_jax.models.transformer import Parameters, Transformer
-from fusion_jax.parallel.mesh import data_mesh, over_rows, put_whole
+from fusion_jax.parallel.mesh import data_mesh, over_rows
 from fusion_jax.runs.loading import TrainedModel
 
 # Batches whose views are held at a time; views are much larger than text.
@@ -49,15 +48,11 @@ class InternalsSelection:
 
 
 class Internals(NamedTuple):
-  """Internals of a batch, or of one pair without the axis B.
+  """Internals of a batch, or of one pair without the axis B, if selected."""
 
-  Attributes:
-    attention: Weights over the source; the axes L and N exist only if all
-      layers or heads are selected. None if no weights are selected.
-    encoder, decoder: H[0..L]; None if no states are selected.
-  """
-
+  # Over the source; the axes L and N exist only if all of them are selected.
   attention: Float32[Array | np.ndarray, '*BLN T S'] | None
+  # H[0..L] of both stacks.
   encoder: Float32[Array | np.ndarray, '*B L S D'] | None
   decoder: Float32[Array | np.ndarray, '*B L T D'] | None
 
@@ -70,12 +65,7 @@ class View(NamedTuple):
 
 
 class Viewer:
-  """Viewer of one run's internals.
-
-  Attributes:
-    blank: `Internals` of an empty line, without weights.
-    shapes: Every shape of a batch that can be compiled.
-  """
+  """Viewer of one run's internals; `blank` are those of an empty line."""
 
   def __init__(
     self,
@@ -84,13 +74,17 @@ class Viewer:
     selection: InternalsSelection,
   ):
     """Prepare to view; nothing is compiled yet."""
-    self._run = run
-    self._selection = selection
+    self._end_id = run.target_tokenizer.vocabulary.end
     self._slots = options.batch_tokens
     # Each of several processes views all pairs by itself, at its own pace.
     devices = 1 if jax.process_count() > 1 else None
-    self._mesh = data_mesh(jax.local_devices()[:devices])
-    self._parameters = put_whole(run.parameters, self._mesh)
+    self._pass = on_mesh(
+      _internals,
+      run.parameters,
+      data_mesh(jax.local_devices()[:devices]),
+      model=run.model,
+      selection=selection,
+    )
     self.blank = _checked(run, selection)
     longest = options.max_source_length
     # A translation may be longer than any source.
@@ -118,25 +112,20 @@ class Viewer:
         yield item, [next(views) for _ in pairs]
 
   def _views(self, pairs: list[PairIds]) -> list[View]:
-    views = computed(
-      plan_batches([pair.length for pair in pairs], self.shapes),
-      lambda batch: self._start(batch, pairs),
+    def start(batch: PlannedBatch) -> Internals:
+      chosen, size = [pairs[n] for n in batch.sentences], batch.shape[:2]
+      source, target = (
+        padded(list(side), *size, self._end_id)
+        for side in zip(*chosen, strict=True)
+      )
+      return self._pass((*source, target[0]))
+
+    return computed(
+      [pair.length for pair in pairs],
+      self.shapes,
+      start,
       lambda place, row: _cut(pairs[place], row),
     )
-    return [views[place] for place in range(len(pairs))]
-
-  def _start(self, batch: PlannedBatch, pairs: list[PairIds]) -> Internals:
-    """Start the pass; the arrays are ready later."""
-    chosen = [pairs[sentence] for sentence in batch.sentences]
-    end = self._run.target_tokenizer.vocabulary.end
-    rows = padded_pairs(chosen, batch.shape, end)
-    with jax.set_mesh(self._mesh):
-      return _internals(
-        self._parameters,
-        device_put_rows(rows, self._mesh),
-        model=self._run.model,
-        selection=self._selection,
-      )
 
 
 def _checked(run: TrainedModel, selection: InternalsSelection) -> Internals:

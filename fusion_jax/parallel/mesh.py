@@ -34,26 +34,16 @@ def make_mesh(
   devices = list(jax.devices() if devices is None else devices)
   shape = config.shape(len(devices))
   slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  options: Any = {'devices': devices, 'allow_split_physical_axes': True}
   if slices == 1:
-    return _mesh(
-      mesh_utils.create_device_mesh(
-        shape, devices, allow_split_physical_axes=True
-      )
-    )
+    return _mesh(mesh_utils.create_device_mesh(shape, **options))
   outer = over_slices(shape, slices)
   inner = tuple(size // by for size, by in zip(shape, outer, strict=True))
-  return _mesh(
-    mesh_utils.create_hybrid_device_mesh(
-      inner, outer, devices, allow_split_physical_axes=True
-    )
-  )
+  return _mesh(mesh_utils.create_hybrid_device_mesh(inner, outer, **options))
 
 
 def data_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """Return a data-parallel mesh.
-
-  The rows of a process's devices are adjacent.
-  """
+  """Return a data-parallel mesh; the rows of a process are adjacent."""
   devices = sorted(
     jax.devices() if devices is None else devices,
     key=lambda device: (device.process_index, device.id),
@@ -134,11 +124,8 @@ def own_rows(mesh: Mesh) -> tuple[int, int]:
     if any(device.process_index == process for device in devices)
   ]
   part, left = divmod(numbers[0], len(numbers))
-  if (
-    left
-    or shards % len(numbers)
-    or numbers != list(range(numbers[0], numbers[-1] + 1))
-  ):
+  adjacent = numbers == list(range(numbers[0], numbers[-1] + 1))
+  if left or shards % len(numbers) or not adjacent:
     raise InputError(
       f'config.parallel: {dict(mesh.shape)} gives process {process} rows that '
       'are not side by side; let tensor divide the devices of one process, or '
@@ -175,9 +162,8 @@ def shards_of_rows() -> int:
 
 def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
   """Return how each array of a tree is sharded."""
-  table = [
-    (name, axis or None) for name, axis in dataclasses.asdict(rules).items()
-  ]
+  named = dataclasses.asdict(rules).items()
+  table = [(name, axis or None) for name, axis in named]
 
   def spec(axes: PartitionSpec, unboxed: Any) -> Any:
     # The box of a frozen parameter contains no array.
@@ -185,12 +171,7 @@ def partition_specs(boxed: Any, rules: AxisRules, mesh: Mesh) -> Any:
     assert sharded is not None
     return jax.tree.map(lambda x: _dividing(sharded, x.shape, mesh), unboxed)
 
-  return jax.tree.map(
-    spec,
-    nn.get_partition_spec(boxed),
-    nn.unbox(boxed),
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
-  )
+  return jax.tree.map(spec, nn.get_partition_spec(boxed), nn.unbox(boxed))
 
 
 def _dividing(
@@ -199,7 +180,7 @@ def _dividing(
   """Drop mesh axes of size 1, and those that do not divide their dimension."""
 
   def kept(axis: str | None, size: int) -> str | None:
-    pieces = math.prod(mesh.shape[axis] for axis in [axis] if axis)
+    pieces = mesh.shape[axis] if axis else 1
     return axis if pieces > 1 and size % pieces == 0 else None
 
   axes = [kept(axis, size) for axis, size in zip(spec, shape, strict=False)]
@@ -210,11 +191,7 @@ def _dividing(
 
 def shardings(specs: Any, mesh: Mesh) -> Any:
   """Return the specs as shardings on a mesh."""
-  return jax.tree.map(
-    lambda spec: NamedSharding(mesh, spec),
-    specs,
-    is_leaf=lambda x: isinstance(x, PartitionSpec),
-  )
+  return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def over_rows(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from fusion_jax.search.constraints import (
+  NO_RULES,
+  Constraints,
   Requirements,
   TokenRules,
-  allowed_tokens,
-  clipped_limits,
 )
 from fusion_jax.search.hypotheses import (
   CompactBatch,
@@ -31,8 +31,6 @@ from fusion_jax.search.hypotheses import (
   select,
   written,
 )
-
-_NO_RULES = TokenRules()
 
 # When a quarter of the sentences is left, and that is at least 16, the search
 # continues with them alone. Compacting at each halving would save more steps,
@@ -53,15 +51,11 @@ class _Candidates(NamedTuple):
 
 
 class _Live(NamedTuple):
-  """Hypotheses that have not ended; log-probability -inf marks an empty place.
-
-  Attributes:
-    rows: Row of the cache in which each position stands, see `Step`.
-  """
+  """Hypotheses that have not ended; log-probability -inf: an empty place."""
 
   tokens: Int32[Array, 'B J T']
   token_log_probs: Float32[Array, 'B J T']
-  rows: Int32[Array, 'B J T']
+  rows: Int32[Array, 'B J T']  # Of the cache, see `Step`.
   log_probabilities: Float32[Array, 'B J']
 
 
@@ -87,13 +81,10 @@ class _Search:
   beam: int
   keep: int
   enough: int
-  end_id: int
   divisors: Float32[Array, ' lengths']
   coverage_score: CoverageScore | None
-  max_lengths: Int32[Array, ' B']
   normalised: bool
-  rules: TokenRules
-  requirements: Requirements | None
+  constraints: Constraints
   compact_batch: CompactBatch | None
 
 
@@ -112,7 +103,7 @@ def beam_search(
   keep: int | None = None,
   normalised: bool = False,
   patience: float = 0.0,
-  rules: TokenRules = _NO_RULES,
+  rules: TokenRules = NO_RULES,
   requirements: Requirements | None = None,
   compact_batch: CompactBatch | None = None,
 ) -> Hypotheses:
@@ -164,13 +155,10 @@ def beam_search(
     beam,
     keep,
     enough,
-    end_id,
     jnp.asarray(penalty.divisors(max_length)),
     coverage_score,
-    clipped_limits(max_lengths, requirements, max_length),
     normalised,
-    rules,
-    requirements,
+    Constraints(rules, requirements, end_id, max_lengths).within(max_length),
     compact_batch,
   )
   state = _State(
@@ -230,26 +218,25 @@ def _compacted(
   search: _Search, state: _State, sentences: Int32[Array, ' M']
 ) -> tuple[_Search, _State]:
   """Restrict search and state to some of the sentences."""
+
+  def part(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[sentences], tree)
+
   assert search.compact_batch is not None
   own = search.compact_batch(sentences, state.cache)
-  limits, requirements, newest, live, finished = jax.tree.map(
-    lambda leaf: leaf[sentences],
-    (
-      search.max_lengths,
-      search.requirements,
-      state.newest,
-      state.live,
-      state.finished,
-    ),
+  constraints = dataclasses.replace(
+    search.constraints,
+    max_lengths=part(search.constraints.max_lengths),
+    requirements=part(search.constraints.requirements),
   )
   search = dataclasses.replace(
     search,
     step=own.step,
     coverage_score=own.coverage_score,
-    max_lengths=limits,
-    requirements=requirements,
+    constraints=constraints,
     compact_batch=None,
   )
+  newest, live, finished = part((state.newest, state.live, state.finished))
   return search, _State(state.position, newest, live, finished, own.cache)
 
 
@@ -263,7 +250,7 @@ def _advance(search: _Search, state: _State) -> _State:
   logits, cache = search.step(state.newest, position, live.rows, state.cache)
   candidates = _candidates(search, logits, state)
   children = _children(live, candidates, position)
-  ends = candidates.tokens == search.end_id
+  ends = candidates.tokens == search.constraints.end_id
   added: Float32[Array, 'B C'] | float = 0.0
   if search.coverage_score is not None:
     coverage_score = search.coverage_score(live.rows, position, cache)
@@ -293,35 +280,25 @@ def _candidates(
 ) -> _Candidates:
   """Find the best allowed extensions; at the limit, only the end symbol."""
   position, live = state.position, state.live
-  at_limit = position + 1 >= search.max_lengths
-  allowed = allowed_tokens(
-    search.rules,
-    search.requirements,
-    live.tokens,
-    position,
-    search.end_id,
-    logits.shape[-1],
-  )
-  normaliser = (
-    jnp.zeros(logits.shape[:2]) if search.normalised else _normaliser(logits)
-  )
-  best = _extend(logits, allowed, live.log_probabilities, normaliser)
-  end = logits[:, :, search.end_id] - normaliser
-  last = _ended(live.log_probabilities, end, search.end_id, best.tokens.shape)
+  constraints, alive = search.constraints, live.log_probabilities
+  at_limit = position + 1 >= constraints.max_lengths
+  allowed = constraints.restricted(logits, live.tokens, position)
+  if search.normalised:
+    normaliser = jnp.zeros(logits.shape[:2])
+  else:
+    # Of rows [B * K, V]: a TPU would pad a small K to 8.
+    rows = logits.reshape(-1, logits.shape[-1])
+    normaliser = jax.nn.logsumexp(rows, axis=-1).reshape(logits.shape[:2])
+  best = _extend(allowed, alive, normaliser)
+  end = logits[:, :, constraints.end_id] - normaliser
+  last = _ended(alive, end, constraints.end_id, best.tokens.shape)
   return jax.tree.map(
     lambda own, other: jnp.where(at_limit[:, None], own, other), last, best
   )
 
 
-def _normaliser(logits: Float32[Array, 'B K V']) -> Float32[Array, 'B K']:
-  """Return logsumexp over V of rows [B * K, V]: a TPU pads a small K to 8."""
-  rows = logits.reshape(-1, logits.shape[-1])
-  return jax.nn.logsumexp(rows, axis=-1).reshape(logits.shape[:2])
-
-
 def _extend(
   logits: Float32[Array, 'B K V'],
-  allowed: Bool[Array, '#B #K V'] | None,
   alive: Float32[Array, 'B K'],
   normaliser: Float32[Array, 'B K'],
 ) -> _Candidates:
@@ -333,21 +310,15 @@ def _extend(
   batch, beam, vocabulary = logits.shape
   count = 2 * beam if beam > 1 else 1
   per_row = min(count, vocabulary)
-  if allowed is not None:
-    logits = jnp.where(allowed, logits, _NONE)
   # [B, K, V] -> [B * K, per_row] -> [B, K * per_row]
   largest, tokens = top_k(logits.reshape(batch * beam, vocabulary), per_row)
-  token_log_probs = (
-    largest.reshape(batch, beam, per_row) - normaliser[:, :, None]
-  )
-  scores = (alive[:, :, None] + token_log_probs).reshape(batch, beam * per_row)
+  gains = largest.reshape(batch, beam, per_row) - normaliser[:, :, None]
+  scores = (alive[:, :, None] + gains).reshape(batch, -1)
   scores, order = jax.lax.top_k(scores, count)
   return _Candidates(
     parents=order // per_row,
-    tokens=select(tokens.reshape(batch, beam * per_row), order),
-    token_log_probs=select(
-      token_log_probs.reshape(batch, beam * per_row), order
-    ),
+    tokens=select(tokens.reshape(batch, -1), order),
+    token_log_probs=select(gains.reshape(batch, -1), order),
     log_probabilities=scores,
   )
 
@@ -416,7 +387,7 @@ def _done(
 
   It can if no live hypothesis can still be kept, or enough are finished.
   """
-  bounds = alive[:, 0] / search.divisors[search.max_lengths]
+  bounds = alive[:, 0] / search.divisors[search.constraints.max_lengths]
   done = finished.scores[:, search.keep - 1] >= bounds
   if search.enough:
     done |= finished.lengths[:, search.enough - 1] > 0

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from fusion_jax.search.constraints import (
+  NO_RULES,
+  Constraints,
   Requirements,
   TokenRules,
-  allowed_tokens,
-  clipped_limits,
 )
 from fusion_jax.search.hypotheses import (
   CoverageScore,
@@ -25,8 +25,6 @@ from fusion_jax.search.hypotheses import (
   best_first,
   written,
 )
-
-_NO_RULES = TokenRules()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +64,10 @@ class _Draws:
 
   step: Step
   keys: Array
-  end_id: int
   coverage_score: CoverageScore | None
-  max_lengths: Int32[Array, ' B']
   sampling: Sampling
   normalised: bool
-  rules: TokenRules
-  requirements: Requirements | None
+  constraints: Constraints
 
 
 def restrict(
@@ -114,7 +109,7 @@ def sample(
   sampling: Sampling,
   coverage_score: CoverageScore | None = None,
   normalised: bool = False,
-  rules: TokenRules = _NO_RULES,
+  rules: TokenRules = NO_RULES,
   requirements: Requirements | None = None,
 ) -> Hypotheses:
   """Draw hypotheses of every sentence, token by token.
@@ -137,13 +132,10 @@ def sample(
   draws = _Draws(
     step,
     _keys(sampling.seed, numbers, samples),
-    end_id,
     coverage_score,
-    clipped_limits(max_lengths, requirements, max_length),
     sampling,
     normalised,
-    rules,
-    requirements,
+    Constraints(rules, requirements, end_id, max_lengths).within(max_length),
   )
   shape = len(numbers), samples, max_length
   state = _State(
@@ -169,11 +161,12 @@ def _advance(draws: _Draws, state: _State) -> _State:
   rows = jnp.broadcast_to(own, state.tokens.shape)
   logits, cache = draws.step(state.newest, position, rows, state.cache)
   log_p = logits if draws.normalised else jax.nn.log_softmax(logits)
-  open_logits = restrict(_open(draws, log_p, state), draws.sampling)
-  at_limit = position + 1 >= draws.max_lengths[:, None]
-  token = jnp.where(
-    at_limit, draws.end_id, _draw(draws.keys, position, open_logits)
-  )
+  constraints = draws.constraints
+  allowed = constraints.restricted(log_p, state.tokens, position)
+  open_logits = restrict(allowed, draws.sampling)
+  at_limit = position + 1 >= constraints.max_lengths[:, None]
+  drawn = _draw(draws.keys, position, open_logits)
+  token = jnp.where(at_limit, constraints.end_id, drawn)
   gain = jnp.take_along_axis(log_p, token[..., None], axis=-1)[..., 0]
   added = state.added
   if draws.coverage_score is not None:
@@ -183,7 +176,7 @@ def _advance(draws: _Draws, state: _State) -> _State:
   return _State(
     position + 1,
     token,
-    state.alive & (token != draws.end_id),
+    state.alive & (token != constraints.end_id),
     written(state.tokens, position, jnp.where(state.alive, token, 0)),
     written(state.token_log_probs, position, jnp.where(state.alive, gain, 0)),
     added,
@@ -220,18 +213,3 @@ def _draw(
     return jax.random.categorical(jax.random.fold_in(key, position), row)
 
   return jax.vmap(jax.vmap(one))(keys, logits).astype(jnp.int32)
-
-
-def _open(
-  draws: _Draws, log_p: Float32[Array, 'B K V'], state: _State
-) -> Float32[Array, 'B K V']:
-  """Set the log-probabilities of tokens that are not allowed to -inf."""
-  allowed = allowed_tokens(
-    draws.rules,
-    draws.requirements,
-    state.tokens,
-    state.position,
-    draws.end_id,
-    log_p.shape[-1],
-  )
-  return log_p if allowed is None else jnp.where(allowed, log_p, -jnp.inf)

@@ -172,13 +172,12 @@ def plan_state(
   shapes = jax.eval_shape(fresh_state)
   specs = partition_specs(shapes, config.parallel.rules, mesh)
   placed = shardings(specs, mesh)
-  make = jax.jit(fresh_state, out_shardings=_like(shapes, placed))
+  boxed = jax.tree.unflatten(
+    jax.tree.structure(shapes), jax.tree.leaves(placed)
+  )
+  make = jax.jit(fresh_state, out_shardings=boxed)
   abstract = jax.tree.map(
-    lambda x, sharding: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=sharding
-    ),
-    nn.unbox(shapes),
-    placed,
+    lambda x, sharding: x.update(sharding=sharding), nn.unbox(shapes), placed
   )
   return StatePlan(specs, abstract, lambda: nn.unbox(make()))
 
@@ -204,12 +203,6 @@ def _boxed_state(
   )
 
 
-def _like(boxed: TrainState, leaves: TrainState) -> TrainState:
-  """Put the leaves of one tree into the boxes of another."""
-  structure = jax.tree.structure(boxed)
-  return jax.tree.unflatten(structure, jax.tree.leaves(leaves))
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What a training consists of before its run directory is opened."""
@@ -224,11 +217,6 @@ class Plan:
   batches: TrainingBatches
   validator: Validator | None
 
-  @property
-  def steps_per_epoch(self) -> int:
-    """The number of batches of one epoch."""
-    return self.batches.plan.batches_per_epoch
-
 
 def plan_training(
   config: ExperimentConfig, workdir: Path, corpus: PreparedCorpus, mesh: Mesh
@@ -238,9 +226,10 @@ def plan_training(
   optimizer = optimizer_for(config, model)
   state = plan_state(model, optimizer, config, mesh)
   batches = make_batches(config, corpus, mesh)
-  validator = None
-  if corpus.has_split('valid'):
-    validator = Validator(config, model, corpus, mesh, workdir)
+  validates = corpus.has_split('valid')
+  validator = (
+    Validator(config, model, corpus, mesh, workdir) if validates else None
+  )
   return Plan(
     config, workdir, corpus, mesh, model, optimizer, state, batches, validator
   )
@@ -275,11 +264,8 @@ def make_batches(
     logger.info('mixture:\n%s', mixture_table(split.directions, mixture))
   per_epoch = batches.plan.batches_per_epoch
   logger.info(
-    '%s pairs, %s batches an epoch; %s steps are %.1f epochs',
-    f'{len(split):,}',
-    f'{per_epoch:,}',
-    f'{training.steps:,}',
-    training.steps / per_epoch,
+    f'{len(split):,} pairs, {per_epoch:,} batches an epoch; '
+    f'{training.steps:,} steps are {training.steps / per_epoch:.1f} epochs'
   )
   return batches
 
@@ -311,8 +297,9 @@ def build(
     return part
 
   on_mesh = functools.partial(jax.jit, out_shardings=replicated(mesh))
-  tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
-  identity = identity_of(config, *tokenizers)
+  identity = identity_of(
+    config, corpus.source_tokenizer, corpus.target_tokenizer
+  )
   step = make_train_step(
     plan.model, plan.optimizer, config, mesh, plan.state.specs
   )
@@ -359,13 +346,10 @@ def _compile_update(
 
 def _log_model(plan: Plan) -> None:
   model, mesh = plan.model, plan.mesh
-  leaves = jax.tree.leaves(plan.state.abstract.parameters)
+  count = sum(x.size for x in jax.tree.leaves(plan.state.abstract.parameters))
+  axes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   logger.info(
-    '%s parameters, vocabularies %d and %d, %d %s device(s): %s',
-    f'{sum(x.size for x in leaves):,}',
-    model.source_vocabulary,
-    model.target_vocabulary,
-    mesh.size,
-    jax.devices()[0].platform,
-    ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items()),
+    f'{count:,} parameters, vocabularies {model.source_vocabulary} and '
+    f'{model.target_vocabulary}, {mesh.size} {jax.devices()[0].platform} '
+    f'device(s): {axes}'
   )

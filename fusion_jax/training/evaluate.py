@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fusion_jax.config import ExperimentConfig
+from fusion_jax.config import Direction, ExperimentConfig
 from fusion_jax.config.presets import changed
 from fusion_jax.data.batching import Batch, choose_shapes
 from fusion_jax.data.pipeline import evaluation_batches
@@ -103,9 +103,7 @@ class Validator:
     tokenizers = corpus.source_tokenizer, corpus.target_tokenizer
     run = TrainedModel(config, model, {}, 0, *tokenizers)
     self._directions = {
-      direction.name: _direction(
-        run, corpus, direction.source_language, direction.target_language
-      )
+      direction.name: _direction(run, corpus, direction)
       for direction in config.data.all_directions
       if direction.name in self._split.directions
     }
@@ -121,7 +119,10 @@ class Validator:
       name: self._validated(name, direction, parameters, step)
       for name, direction in self._directions.items()
     }
-    values = _means(list(numbers.values()))
+    every = list(numbers.values())
+    values = {
+      name: sum(own[name] for own in every) / len(every) for name in every[0]
+    }
     values['validation_seconds'] = time.monotonic() - start
     if len(numbers) > 1:
       _log(f'step {step}, mean of {len(numbers)} directions', values)
@@ -135,8 +136,10 @@ class Validator:
 
     Batches are sorted by length, so they are taken from all over the set.
     """
-    batches = list(self._batches(self._split, _TELEMETRY_BATCHES))
-    recorded = [self._telemetry_step(parameters, batch) for batch in batches]
+    recorded = [
+      self._telemetry_step(parameters, batch)
+      for batch in self._batches(self._split, _TELEMETRY_BATCHES)
+    ]
     return telemetry_values(
       jax.tree.map(lambda *parts: sum(parts) / len(parts), *recorded)
     )
@@ -175,7 +178,11 @@ class Validator:
       split, self._shapes, *own_rows(self._mesh)
     )
     if most is not None:
-      batches = _spread(list(batches), most)
+      every = list(batches)
+      count = min(most, len(every))
+      # From the middles of equal parts.
+      middles = ((2 * n + 1) * len(every) // (2 * count) for n in range(count))
+      batches = (every[n] for n in middles)
     for batch in batches:
       yield jax.tree.map(put, batch)
 
@@ -186,23 +193,17 @@ class Validator:
     return jax.device_get(self._total(sums))
 
 
-def _spread(items: Sequence[Batch], most: int) -> list[Batch]:
-  """Return items from the middles of equal parts of a sequence."""
-  count = min(most, len(items))
-  return [items[(2 * n + 1) * len(items) // (2 * count)] for n in range(count)]
-
-
 def _direction(
-  run: TrainedModel, corpus: PreparedCorpus, source: str, target: str
+  run: TrainedModel, corpus: PreparedCorpus, direction: Direction
 ) -> _Direction:
-  training = run.config.training
+  training, name = run.config.training, direction.name
+  languages = direction.source_language, direction.target_language
   run = changed(
-    in_direction(run, 'this run', source, target),
+    in_direction(run, 'this run', *languages),
     {'config.decoding.beam_size': training.translate_beam},
   )
   # Fetches the tokenizer, or fails, before the training.
   bleu_for(run.target_words)
-  name = f'{source}-{target}'
   split = corpus.split('valid', name)
   every = split.texts()
   wanted = training.translate_sentences or None
@@ -210,20 +211,11 @@ def _direction(
   if is_first():
     if len(sources) < len(every[0]):
       logger.info(
-        'validation, %s: BLEU and chrF are of the first %d of %d lines, as '
-        'training.translate_sentences says',
-        *(name, len(sources), len(every[0])),
+        f'validation, {name}: BLEU and chrF are of the first {len(sources)} of '
+        f'{len(every[0])} lines, as training.translate_sentences says'
       )
     log_unreachable(references, run.target_tokenizer, f'validation, {name}')
   return _Direction(split, run, sources, references)
-
-
-def _means(numbers: Sequence[Mapping[str, float]]) -> dict[str, float]:
-  """Return the mean of each number over the directions."""
-  return {
-    name: sum(values[name] for values in numbers) / len(numbers)
-    for name in numbers[0]
-  }
 
 
 def _log(where: str, values: Mapping[str, float], signature: str = '') -> None:

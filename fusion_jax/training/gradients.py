@@ -141,7 +141,7 @@ def _gather(parameters: Parameters, specs: Any) -> Parameters:
   return jax.shard_map(
     lambda shards: jax.tree.map(whole, shards, specs),
     in_specs=(specs,),
-    out_specs=_over_specs(_without_rows, specs),
+    out_specs=jax.tree.map(_without_rows, specs),
     check_vma=False,
   )(parameters)
 
@@ -161,7 +161,7 @@ def _add(
     left = tuple(axis for axis in axes if axis not in spec)
     return jax.lax.psum(x, left) if left else x
 
-  stacked = _over_specs(
+  stacked = jax.tree.map(
     lambda spec: PartitionSpec(axes, *_without_rows(spec)), specs
   )
   return jax.shard_map(
@@ -174,14 +174,6 @@ def _add(
 
 def _without_rows(spec: PartitionSpec) -> PartitionSpec:
   return PartitionSpec(*(None if axis in ROW_AXES else axis for axis in spec))
-
-
-def _over_specs(
-  change: Callable[[PartitionSpec], PartitionSpec], specs: Any
-) -> Any:
-  return jax.tree.map(
-    change, specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-  )
 
 
 def _over_parts(
@@ -202,18 +194,11 @@ def _over_parts(
     new = gradient(parameters, rows, part_key, others)
     return jax.tree.map(jnp.add, carry, new), None
 
-  split = _split_rows(batch, parts)
+  # [R, ...] -> [parts, R / parts, ...], each part on all devices.
+  split = jax.tree.map(
+    lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), batch
+  )
   first = jax.tree.map(lambda x: x[0], split)
   shapes = jax.eval_shape(gradient, parameters, first, key, others)
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   return jax.lax.scan(add_part, zeros, (jnp.arange(parts), split))[0]
-
-
-def _split_rows(batch: Batch, parts: int) -> Batch:
-  """Split [R, ...] into [parts, R / parts, ...], each part on all devices."""
-  return jax.tree.map(
-    lambda x: jnp.moveaxis(
-      x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0
-    ),
-    batch,
-  )

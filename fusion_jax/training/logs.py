@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,32 +55,6 @@ logger = logging.getLogger(__name__)
 _STATUS = Path('/proc/self/status')
 
 
-class Clock:
-  """Clock of the training time since the last lap, without pauses."""
-
-  def __init__(self):
-    self._begin = self._start = time.monotonic()
-    self._pause = 0.0
-
-  def total(self) -> float:
-    """Return the seconds since the clock was made, pauses included."""
-    return time.monotonic() - self._begin
-
-  def lap(self) -> float:
-    """Return the seconds since the last lap, and start the next."""
-    now = time.monotonic()
-    seconds = now - self._start - self._pause
-    self._start, self._pause = now, 0.0
-    return max(seconds, 1e-9)
-
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Leave out the time that is spent in the block."""
-    begin = time.monotonic()
-    yield
-    self._pause += time.monotonic() - begin
-
-
 @dataclasses.dataclass
 class Position:
   """Where a training is between two steps; progress is that at this start."""
@@ -89,12 +63,27 @@ class Position:
   state: TrainState
   totals: Totals
   progress: Progress
-  clock: Clock
+
+  def __post_init__(self):
+    self._begin = self._lap = time.monotonic()
 
   def timed_progress(self) -> Progress:
     """Return the progress with the time of this start added."""
-    seconds = self.progress.seconds + self.clock.total()
+    seconds = self.progress.seconds + time.monotonic() - self._begin
     return dataclasses.replace(self.progress, seconds=seconds)
+
+  def lap(self) -> float:
+    """Return the seconds since the last lap without pauses; begin another."""
+    now = time.monotonic()
+    seconds, self._lap = now - self._lap, now
+    return max(seconds, 1e-9)
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Leave the time that is spent in the block out of the lap."""
+    begin = time.monotonic()
+    yield
+    self._lap += time.monotonic() - begin
 
 
 class MetricsLog:
@@ -116,7 +105,11 @@ class MetricsLog:
       text = ''.join(json.dumps(row) + '\n' for row in kept)
       write_whole(path, text.encode())
     self._file = AppendedFile(path)
-    self._events = EventFile(workdir, first_step=step + 1)
+    name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}'
+    self._events = AppendedFile(workdir / name)
+    self._add_event(file_version='brain.Event:2')
+    start = SessionLog(status=SessionLog.START)
+    self._add_event(step=step + 1, session_log=start)
 
   def write(self, step: int, kind: str, values: dict[str, float]) -> None:
     """Write one line and one point of each curve."""
@@ -129,7 +122,8 @@ class MetricsLog:
     line = json.dumps({'step': step, 'kind': kind} | finite) + '\n'
     self._file.append(line.encode())
     named = {f'{kind}/{name}': value for name, value in values.items()}
-    self._events.write(step, named)
+    points = [scalar(*point).value[0] for point in named.items()]
+    self._add_event(step=step, summary=Summary(value=points))
     if self._wandb:
       self._wandb.log(named, step=step)
 
@@ -140,6 +134,13 @@ class MetricsLog:
       self._events.close()
       if self._wandb:
         self._wandb.finish()
+
+  def _add_event(self, **content: Any) -> None:
+    """Append a TFRecord: length, its checksum, content, its checksum."""
+    event = Event(wall_time=time.time(), **content).SerializeToString()
+    length = struct.pack('<Q', len(event))
+    checks = [struct.pack('<I', masked_crc32c(x)) for x in (length, event)]
+    self._events.append(length + checks[0] + event + checks[1])
 
 
 def _wandb_run(config: ExperimentConfig, workdir: Path) -> Any:
@@ -160,43 +161,6 @@ def _wandb_run(config: ExperimentConfig, workdir: Path) -> Any:
     )
   except wandb.Error as error:
     raise InputError(f'config.training.wandb: {first_line(error)}') from None
-
-
-class EventFile:
-  """A new file of TensorBoard points. Call `close` at the end."""
-
-  def __init__(self, workdir: Path, first_step: int):
-    """Make the file."""
-    now = time.time()
-    name = f'events.out.tfevents.{int(now)}.{socket.gethostname()}'
-    self._file = AppendedFile(workdir / name)
-    self._add(Event(wall_time=now, file_version='brain.Event:2'))
-    start = SessionLog(status=SessionLog.START)
-    self._add(Event(wall_time=now, step=first_step, session_log=start))
-
-  def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Add one point to each curve."""
-    points = [
-      point
-      for name, value in values.items()
-      for point in scalar(name, value).value
-    ]
-    summary = Summary(value=points)
-    self._add(Event(wall_time=time.time(), step=step, summary=summary))
-
-  def close(self) -> None:
-    """Close the file."""
-    self._file.close()
-
-  def _add(self, event: Event) -> None:
-    self._file.append(record(event.SerializeToString()))
-
-
-def record(content: bytes) -> bytes:
-  """Return a TFRecord: length, its checksum, content, its checksum."""
-  length = struct.pack('<Q', len(content))
-  checks = [struct.pack('<I', masked_crc32c(x)) for x in (length, content)]
-  return length + checks[0] + content + checks[1]
 
 
 def _peak_memory() -> int:
@@ -225,14 +189,13 @@ class Reports:
     position.progress = position.progress.with_skipped(int(totals.skipped))
     if totals.skipped > 0:
       logger.warning(
-        'step %d: %d update(s) skipped since the last report, the first at '
-        'step %d: loss or gradient not finite; %d so far',
-        *(position.step, totals.skipped, totals.first_bad_step),
-        position.progress.skipped,
+        f'step {position.step}: {totals.skipped} update(s) skipped since the '
+        f'last report, the first at step {totals.first_bad_step}: loss or '
+        f'gradient not finite; {position.progress.skipped} so far'
       )
     in_a_row = position.totals.in_a_row
     position.totals = self._parts.zero_totals()._replace(in_a_row=in_a_row)
-    seconds = position.clock.lap()
+    seconds = position.lap()
     if totals.steps > 0:
       self._means(position, totals, seconds)
     if news := self._parts.compilations.news():
@@ -274,9 +237,7 @@ class Reports:
 
   def _means(self, position: Position, totals: Totals, seconds: float) -> None:
     training, steps = self._plan.config.training, int(totals.steps)
-    encoder_norms = [
-      float(norm) / steps for norm in totals.encoder_gradient_norms
-    ]
+    encoder_norms = [float(x) / steps for x in totals.encoder_gradient_norms]
     values = token_means(totals.sums) | {
       'tokens_per_second': int(totals.sums.tokens) / seconds,
       'gradient_norm': float(totals.gradient_norm) / steps,
@@ -285,7 +246,7 @@ class Reports:
         for layer, norm in enumerate(encoder_norms, 1)
       },
       'learning_rate': float(self._parts.last_rate(position.state.optimizer)),
-      'epoch': position.step / self._plan.steps_per_epoch,
+      'epoch': position.step / self._plan.batches.plan.batches_per_epoch,
       'seconds': position.timed_progress().seconds,
       'skipped': position.progress.skipped,
       'peak_memory': _peak_memory(),

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
 from fusion_jax.config import ExperimentConfig
-from fusion_jax.data.batching import Batch, Shape
+from fusion_jax.data.batching import Shape
 from fusion_jax.data.prepare import prepare
 from fusion_jax.data.prepared import PreparedCorpus
 from fusion_jax.parallel.heartbeat import Heartbeat, name_start
 from fusion_jax.parallel.mesh import make_mesh, put_like
 from fusion_jax.parallel.processes import first_then_others, is_first, on_all
-from fusion_jax.runs.checkpoint import Progress, TrainState
+from fusion_jax.runs.checkpoint import TrainState
 from fusion_jax.runs.directory import (
   check_workdir,
   create_run,
@@ -36,7 +36,7 @@ from fusion_jax.training.build import (
   check_experiment,
   plan_training,
 )
-from fusion_jax.training.logs import Clock, MetricsLog, Position, Reports
+from fusion_jax.training.logs import MetricsLog, Position, Reports
 from fusion_jax.training.step import StepPrograms
 from fusion_jax.training.warm_start import read_baseline, with_baseline
 
@@ -172,7 +172,8 @@ def train(
     with profiler.step(position.step + 1):
       batch = next(parts.iterator)
       parts.heartbeat.record_batch()
-      parts.programs.wait_for(_shape_of(batch))
+      rows, source = batch.source.shape
+      parts.programs.wait_for(Shape(rows, source, batch.target.shape[1]))
       with jax.transfer_guard_host_to_device('disallow'):
         position.state, position.totals = parts.step(
           position.state, position.totals, batch
@@ -184,7 +185,10 @@ def train(
 
     if position.step % training.log_every == 0:
       reports.progress(position)
-    if parts.plan.validator and _is_validated(parts, position.step):
+    last = position.step == training.steps
+    if parts.plan.validator and (
+      last or position.step % training.validate_every == 0
+    ):
       _save(parts, position, reports, validate=True)
     elif position.step % training.save_every == 0:
       _save(parts, position, reports, validate=False)
@@ -199,19 +203,9 @@ def train(
   return stopped
 
 
-def _shape_of(batch: Batch) -> Shape:
-  rows, source = batch.source.shape
-  return Shape(rows, source, batch.target.shape[1])
-
-
 def _has_patience(parts: Parts, position: Position) -> bool:
   patience = parts.plan.config.training.patience
   return not patience or position.progress.stale < patience
-
-
-def _is_validated(parts: Parts, step: int) -> bool:
-  training = parts.plan.config.training
-  return step % training.validate_every == 0 or step == training.steps
 
 
 def _save(
@@ -234,7 +228,7 @@ def _save(
     )
     return
   quality = None
-  with position.clock.paused():
+  with position.paused():
     if validate and totals.in_a_row == 0:
       quality = reports.validation(position)
     progress = position.timed_progress().with_skipped(int(totals.skipped))
@@ -293,28 +287,24 @@ def _restore_or_start(parts: Parts, baseline: TrainedModel | None) -> Position:
   _, shape, _ = parts.plan.batches.plan.batch(last)
   if unfinished:
     parts.programs.begin(shape)
-  state, progress = _restored_or_fresh(parts, baseline)
-  if unfinished:
-    parts.programs.wait_for(shape)
-  return Position(
-    int(state.step), state, parts.zero_totals(), progress, Clock()
-  )
-
-
-def _restored_or_fresh(
-  parts: Parts, baseline: TrainedModel | None
-) -> tuple[TrainState, Progress]:
   state, progress = parts.checkpoints.restore(
     parts.plan.state.abstract, parts.iterator
   )
-  step = parts.checkpoints.latest_step() or 0
-  if step:
+  # Damaged checkpoints are none.
+  if step := parts.checkpoints.latest_step():
     logger.info('resuming from step %d', step)
-    return state, progress
-  state = parts.plan.state.make()
-  if baseline:
-    started = with_baseline(state.parameters, parts.plan.model, baseline)
-    state = state.started_at(put_like(started, state.parameters))
-    workdir = parts.plan.config.training.init_from
-    logger.info('started from %s, step %d', workdir, baseline.step)
-  return state, progress
+  else:
+    state = _first_state(parts.plan, baseline)
+  if unfinished:
+    parts.programs.wait_for(shape)
+  return Position(int(state.step), state, parts.zero_totals(), progress)
+
+
+def _first_state(plan: Plan, baseline: TrainedModel | None) -> TrainState:
+  state = plan.state.make()
+  if not baseline:
+    return state
+  started = with_baseline(state.parameters, plan.model, baseline)
+  workdir = plan.config.training.init_from
+  logger.info('started from %s, step %d', workdir, baseline.step)
+  return state.started_at(put_like(started, state.parameters))

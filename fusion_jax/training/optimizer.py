@@ -10,6 +10,7 @@ the updates from 1.
 
 import difflib
 import fnmatch
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,10 +56,7 @@ def apply_update(
   )
   norm = optax.tree.norm(gradients)
   finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
-
-  def keep(new: Any, old: Any) -> Any:
-    return where(finite, new, old)
-
+  keep = functools.partial(optax.tree.where, finite)
   before = trained_part(state.parameters, config.freeze)
   updates, optimizer_state = optimizer.update(
     gradients, state.optimizer, before, keep=keep
@@ -74,11 +72,6 @@ def apply_update(
   )
   zeros = jax.tree.map(jnp.zeros_like, state.parameters)
   return new_state, Applied(_whole(gradients, zeros), norm, finite)
-
-
-def where(condition: Bool[Array, ''], yes: Any, no: Any) -> Any:
-  """Return one of two trees."""
-  return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def moved_average(

@@ -29,7 +29,7 @@ from fusion_jax.training.gradients import (
   summed_gradients,
   training_loss,
 )
-from fusion_jax.training.optimizer import Applied, apply_update, where
+from fusion_jax.training.optimizer import Applied, apply_update
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _counted(
   )
   bad = ~applied.finite
   first, in_a_row = totals.first_bad_step, (totals.in_a_row + 1) * bad
-  return where(applied.finite, summed, totals)._replace(
+  return optax.tree.where(applied.finite, summed, totals)._replace(
     skipped=totals.skipped + bad,
     first_bad_step=jnp.where((first == 0) & bad, step, first),
     in_a_row=in_a_row,
@@ -134,10 +134,8 @@ def layer_norms(gradients: Parameters) -> Float[Array, ' L']:
   if 'layers' in gradients:
     return jax.vmap(optax.tree.norm)(gradients['layers'])
   count = sum(name.startswith('layer_') for name in gradients)
-  norms = [
-    optax.tree.norm(gradients[f'layer_{index}']) for index in range(count)
-  ]
-  return jnp.stack(norms)
+  layers = [gradients[f'layer_{index}'] for index in range(count)]
+  return jnp.stack(list(map(optax.tree.norm, layers)))
 
 
 def make_eval_step(
@@ -145,12 +143,12 @@ def make_eval_step(
 ) -> Callable[[Parameters, LossSums, Batch], LossSums]:
   """Return the jitted validation step, which adds a batch without smoothing."""
 
+  @on_each_shard
   def sums_of(parameters, batch):
     return batch_loss(model, parameters, batch, 0.0, chunk_tokens)[0]
 
   def eval_step(parameters, sums, batch):
-    new = on_each_shard(sums_of)(parameters, batch)
-    return jax.tree.map(jnp.add, sums, new)
+    return jax.tree.map(jnp.add, sums, sums_of(parameters, batch))
 
   return jax.jit(eval_step, donate_argnums=1)
 
@@ -183,11 +181,8 @@ class StepPrograms:
   def _compile(self, shape: Shape, number: int) -> None:
     name = f'shape {number} of {self._shapes}'
     logger.info(
-      'compiling %s (%d rows of %d source and %d target subwords) ...',
-      name,
-      shape.rows,
-      shape.source,
-      shape.target,
+      f'compiling {name} ({shape.rows} rows of {shape.source} source and '
+      f'{shape.target} target subwords) ...'
     )
     start, self.compiling = time.monotonic(), name
     try:

@@ -80,33 +80,26 @@ def router_troubles(
   """Return what is wrong with the routers of a model, if anything."""
   troubles: dict[str, str] = {}
   for side in routers(config):
-    troubles |= _router_trouble(telemetry, config, side)
+    options = config.side(side).options
+    last = options.iterations - 1
+    entropy = telemetry[f'{side}/read_out/coupling_entropy_{last}']
+    dead = telemetry[f'{side}/read_out/dead_capsules']
+    most = math.log(options.capsule_count(config.width))
+    shown = f'coupling entropy {entropy:.2f} of {most:.2f}'
+    if dead > _DEAD_CAPSULES:
+      troubles[f'{side} capsules'] = (
+        f'{dead:.0%} of the capsules of the {side} are dead (shorter than '
+        '0.01): no gradient comes through them'
+      )
+    elif most and last and entropy < _DEAD_ENTROPY * most:
+      troubles[f'{side} one capsule'] = (
+        f'the router of the {side} sends each layer to one capsule ({shown})'
+      )
+    elif most and last and entropy > _UNIFORM_ENTROPY * most:
+      troubles[f'{side} uniform'] = (
+        f'the router of the {side} does not choose ({shown})'
+      )
   return troubles
-
-
-def _router_trouble(
-  telemetry: Mapping[str, float], config: ModelConfig, side: Side
-) -> dict[str, str]:
-  options = config.side(side).options
-  last = options.iterations - 1
-  entropy = telemetry[f'{side}/read_out/coupling_entropy_{last}']
-  dead = telemetry[f'{side}/read_out/dead_capsules']
-  most = math.log(options.capsule_count(config.width))
-  if dead > _DEAD_CAPSULES:
-    return {
-      f'{side} capsules': f'{dead:.0%} of the capsules of the {side} are dead '
-      '(shorter than 0.01): no gradient comes through them'
-    }
-  if not most or not last:
-    return {}
-  shown = f'coupling entropy {entropy:.2f} of {most:.2f}'
-  if entropy < _DEAD_ENTROPY * most:
-    text = f'the router of the {side} sends each layer to one capsule ({shown})'
-    return {f'{side} one capsule': text}
-  if entropy > _UNIFORM_ENTROPY * most:
-    text = f'the router of the {side} does not choose ({shown})'
-    return {f'{side} uniform': text}
-  return {}
 
 
 def encoder_trouble(

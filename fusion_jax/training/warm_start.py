@@ -1,10 +1,11 @@
 """Starting a model from a trained one that has fewer parts."""
 
 import dataclasses
+import functools
 import logging
+import operator
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ from fusion_jax.runs.loading import TrainedModel, load_run
 
 logger = logging.getLogger(__name__)
 
+_flat = functools.partial(traverse_util.flatten_dict, sep='/')
+
 # Options that change what a model computes, but no parameter's shape.
 _SHAPELESS = 'heads', 'activation', 'positions', 'scale_embedding'
 
@@ -42,10 +45,8 @@ def read_baseline(
   theirs = (baseline.source_tokenizer, baseline.target_tokenizer)
   try:
     for name in _SHAPELESS:
-      ours, trained = (
-        getattr(config, name)
-        for config in (model.config, baseline.config.model)
-      )
+      ours = getattr(model.config, name)
+      trained = getattr(baseline.config.model, name)
       if ours != trained:
         raise InputError(
           f'config.model.{name} is {trained!r} there and {ours!r} here; give '
@@ -119,10 +120,7 @@ def _check_fits(
 def _started(
   stack: Parameters, trained: Parameters, config: ModelConfig, side: Side
 ) -> Parameters:
-  """Let the attentions of a stack start as those of the trained stack.
-
-  Without start='baseline' their new parameters start as in the paper.
-  """
+  """Let the attentions of a stack start as those of the trained stack."""
   result = dict(stack)
   for index in range(1, config.layers(side) + 1):
     name = f'layer_{index - 1}'
@@ -144,10 +142,6 @@ def _some(names: Iterable[str]) -> str:
   return ', '.join(names) or 'none'
 
 
-def _flat(parameters: Parameters) -> dict[str, Any]:
-  return traverse_util.flatten_dict(parameters, sep='/')
-
-
 def _backbone(model: Transformer) -> set[str]:
   config = model.config.without_fusion
   plain = model.clone(config=dataclasses.replace(config, scan_layers=False))
@@ -160,12 +154,10 @@ def unstacked(parameters: Parameters) -> Parameters:
   result = dict(parameters)
   for side in SIDES:
     stack = dict(result[side])
-    if 'layers' in stack:
-      together = stack.pop('layers')
-      for index in range(jax.tree.leaves(together)[0].shape[0]):
-        stack[f'layer_{index}'] = jax.tree.map(
-          lambda leaf, index=index: leaf[index], together
-        )
+    if together := stack.pop('layers', None):
+      for index in range(len(jax.tree.leaves(together)[0])):
+        layer = jax.tree.map(operator.itemgetter(index), together)
+        stack[f'layer_{index}'] = layer
     result[side] = stack
   return result
 

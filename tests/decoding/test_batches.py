@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusion_jax.config import PRESETS, DecodingConfig, ExperimentConfig
+from fusion_jax.data.batching import Shape
 from fusion_jax.decoding.batches import (
-  DecodeShape,
   PlannedBatch,
   decode_shapes,
   device_get_rows,
@@ -36,13 +36,13 @@ def test_shapes_worked_out_by_hand():
     batch_tokens=200,
   )
   assert decode_shapes(options) == (
-    DecodeShape(1, 8, 13),
-    DecodeShape(2, 8, 13),
-    DecodeShape(8, 8, 13),
-    DecodeShape(1, 16, 25),
-    DecodeShape(4, 16, 25),
-    DecodeShape(1, 20, 31),
-    DecodeShape(4, 20, 31),
+    Shape(1, 8, 13),
+    Shape(2, 8, 13),
+    Shape(8, 8, 13),
+    Shape(1, 16, 25),
+    Shape(4, 16, 25),
+    Shape(1, 20, 31),
+    Shape(4, 20, 31),
   )
 
 
@@ -88,7 +88,7 @@ def test_every_sentence_is_in_one_batch_that_holds_it(lengths, tokens, beam):
 
 
 def _batch(source, sentence):
-  return PlannedBatch(DecodeShape(2, source, 9), [sentence])
+  return PlannedBatch(Shape(2, source, 9), [sentence])
 
 
 def test_batches_dealt_to_three_processes():

@@ -145,7 +145,7 @@ def search_shape(config: ExperimentConfig, request: ProgramRequest) -> Shape:
     )
     source = min(x.source for x in shapes if x.source >= length)
     shapes = tuple(x for x in shapes if x.source == source)
-  return Shape(*max(shapes, key=lambda x: (x.rows * x.target, x.target)))
+  return max(shapes, key=lambda x: (x.rows * x.target, x.target))
 
 
 def _search_program(

@@ -26,6 +26,7 @@ from jaxtyping import Array, Int32
 
 from fusion_jax import __version__
 from fusion_jax.config import DecodingConfig
+from fusion_jax.data.batching import Shape
 from fusion_jax.decoding import batches, model_step
 from fusion_jax.decoding.certify import relative_gaps, rounding
 from fusion_jax.decoding.ensemble import alone
@@ -58,7 +59,7 @@ class SearchProgram:
 
   run: TrainedModel
   options: DecodingConfig
-  shape: batches.DecodeShape
+  shape: Shape
   n_best: int
 
   @property
@@ -178,7 +179,7 @@ def _programs(
 
 def _shapes(
   given: Sequence[tuple[int, int]], options: DecodingConfig, longest: int | None
-) -> list[batches.DecodeShape]:
+) -> list[Shape]:
   if not given:
     return _default_shapes(options, longest)
   shapes = []
@@ -189,16 +190,16 @@ def _shapes(
         f'give at most {rows}x{longest}'
       )
     target = batches.target_limit(source, options, longest)
-    shapes.append(batches.DecodeShape(rows, source, target))
+    shapes.append(Shape(rows, source, target))
   return shapes
 
 
 def _default_shapes(
   options: DecodingConfig, longest: int | None
-) -> list[batches.DecodeShape]:
+) -> list[Shape]:
   """Return a row and a full batch of some lengths, the longest included."""
   every = batches.decode_shapes(options, longest)
-  chosen: list[batches.DecodeShape] = []
+  chosen: list[Shape] = []
   for source in sorted({shape.source for shape in every})[::-_LENGTH_STEP]:
     of_length = [shape for shape in every if shape.source == source]
     chosen += {of_length[0], of_length[-1]}
