@@ -15,7 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -48,22 +48,6 @@ COLOURS = (
 )
 MARKERS = 'osD^vPX'
 _MAP = 'cividis'
-_LOOK = types.MappingProxyType(
-  {
-    'font.size': 10,
-    'axes.titlesize': 11,
-    'axes.spines.top': False,
-    'axes.spines.right': False,
-    'axes.grid': True,
-    'axes.axisbelow': True,
-    'grid.color': '#DDDDDD',
-    'figure.facecolor': 'white',
-    'savefig.dpi': 144,
-    # Text in an SVG stays text, and the same numbers give the same file.
-    'svg.fonttype': 'none',
-    'svg.hashsalt': 'fusion_jax',
-  }
-)
 # Fonts for scripts that the font shipped with matplotlib lacks.
 _EASTERN = (
   'Noto Sans CJK JP',
@@ -90,6 +74,7 @@ _MOST_NAMES = 20
 # Most ticks of a line's x axis: of short numbers, and of those from 1,000 on.
 _MOST_TICKS, _MOST_LONG_TICKS = 8, 4
 _LONG_NUMBER = 1_000
+_LEGEND: dict[str, Any] = {'fontsize': 'small', 'frameon': False}
 # Bytes; a larger drawing is shown as a PNG.
 _LARGEST_SVG = 400_000
 # Width and height of a panel in inches.
@@ -112,25 +97,24 @@ def panels(
   return figure, list(axes[:count])
 
 
-class Panel(NamedTuple):
-  """One panel of a figure: `draw_lines` or the like, and what it draws."""
+class Panel:
+  """One panel of a figure: its title, `draw_lines` or the like, and values."""
 
-  draw: Callable[..., None]
-  values: tuple[Any, ...]
-  title: str = ''
+  def __init__(self, title: str, draw: Callable[..., None], *values: Any):
+    self.title, self.draw, self.values = title, draw, values
 
 
 def draw_panels(
   contents: Sequence[Panel],
   columns: int = 2,
   size: tuple[float, float] = _PANEL,
-) -> tuple[Figure, list[Axes]]:
-  """Draw panels row by row."""
+) -> Figure:
+  """Draw panels row by row; they are the first axes of the figure."""
   figure, places = panels(len(contents), columns, size)
   for axes, panel in zip(places, contents, strict=True):
     panel.draw(axes, *panel.values)
     axes.set_title(panel.title)
-  return figure, places
+  return figure
 
 
 def styles() -> Iterator[dict[str, Any]]:
@@ -174,13 +158,8 @@ def draw_lines(
 
 def _legend_beside(axes: Axes) -> None:
   """Put the legend to the right of the axes, where nothing is drawn."""
-  axes.legend(
-    loc='upper left',
-    bbox_to_anchor=(1.01, 1),
-    borderaxespad=0,
-    fontsize='small',
-    frameon=False,
-  )
+  place: dict[str, Any] = {'bbox_to_anchor': (1.01, 1), 'borderaxespad': 0}
+  axes.legend(loc='upper left', **place, **_LEGEND)
 
 
 class _PlainNumbers(LogFormatter):
@@ -213,14 +192,9 @@ def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
     if (legend := panel.get_legend()) is not None:
       legend.remove()
   longest = max(map(len, names)) + 8
-  figure.legend(
-    handles,
-    names,
-    loc='outside lower center',
-    ncols=min(3, max(1, int(_LETTERS * figure.get_figwidth() / longest))),
-    fontsize='small',
-    frameon=False,
-  )
+  fitting = int(_LETTERS * figure.get_figwidth() / longest)
+  look = _LEGEND | {'ncols': min(3, max(1, fitting))}
+  figure.legend(handles, names, loc='outside lower center', **look)
 
 
 def draw_bars(
@@ -233,9 +207,8 @@ def draw_bars(
   """Draw bars side by side in groups, with a legend."""
   width = 0.8 / len(bars)
   places = np.arange(len(groups))
-  for index, ((name, heights), style) in enumerate(
-    zip(bars.items(), styles(), strict=False)
-  ):
+  looks = zip(bars.items(), styles(), strict=False)
+  for index, ((name, heights), style) in enumerate(looks):
     shift = (index - (len(bars) - 1) / 2) * width
     values = np.array(heights, np.float64)
     axes.bar(places + shift, values, width, label=name, color=style['color'])
@@ -266,8 +239,7 @@ def draw_map(
   )
   if upwards:
     axes.invert_yaxis()
-  bar = axes.figure.colorbar(image, ax=axes)
-  bar.set_label(unit)
+  axes.figure.colorbar(image, ax=axes, label=unit)
   axes.set_xlabel(x)
   axes.set_ylabel(y)
   axes.grid(visible=False)
@@ -292,22 +264,11 @@ def spanned(values: Float[np.ndarray, '*axes']) -> tuple[float, float]:
 
 def _write_numbers(axes: Axes, values: Float[np.ndarray, 'R C'], norm) -> None:
   size = float(np.clip(70 / values.shape[1], 7, 10))
+  look: dict[str, Any] = {'ha': 'center', 'va': 'center', 'fontsize': size}
   for (row, column), value in np.ndenumerate(values):
     if np.isfinite(value):
-      axes.text(
-        column,
-        row,
-        f'{value:z.2f}',
-        ha='center',
-        va='center',
-        fontsize=size,
-        color='black' if norm(value) > 0.55 else 'white',
-      )
-
-
-def as_svg(figure: Figure) -> bytes:
-  """Return a figure as an SVG file; the same numbers give the same bytes."""
-  return _encoded(figure, 'svg')
+      colour = 'black' if norm(value) > 0.55 else 'white'
+      axes.text(column, row, f'{value:z.2f}', color=colour, **look)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,9 +283,9 @@ class Picture:
   def of(cls, figure: Figure, is_legend: bool = False) -> 'Picture':
     """Return a figure as an SVG, or as a PNG where that is too large."""
     box = figure.get_tightbbox() if is_legend else figure.bbox_inches
-    content, kind = _encoded(figure, 'svg', bbox_inches=box), 'svg+xml'
+    content, kind = encoded(figure, 'svg', bbox_inches=box), 'svg+xml'
     if len(content) > _LARGEST_SVG:
-      content, kind = _encoded(figure, 'png', bbox_inches=box), 'png'
+      content, kind = encoded(figure, 'png', bbox_inches=box), 'png'
     address = f'data:image/{kind};base64,{base64.b64encode(content).decode()}'
     # CSS has 96 pixels an inch.
     return cls(address, round(96 * box.width), is_legend)
@@ -362,15 +323,15 @@ def save(figure: Figure, path: Path) -> list[Path]:
   """Write a figure as PNG and SVG; the same numbers give the same files."""
   files = [path.with_name(f'{path.name}.{kind}') for kind in ('png', 'svg')]
   for file in files:
-    write_whole(file, _encoded(figure, file.suffix[1:]))
+    write_whole(file, encoded(figure, file.suffix[1:]))
   return files
 
 
-def _encoded(figure: Figure, kind: str, **options: Any) -> bytes:
+def encoded(figure: Figure, kind: str, **options: Any) -> bytes:
+  """Return a figure as a file; the same numbers give the same bytes."""
   buffer = io.BytesIO()
   with mpl.rc_context(_look()), warnings.catch_warnings(record=True) as found:
     warnings.filterwarnings('always', 'Glyph')
-    # Without a date, the same numbers give the same file.
     about = {'Date': None} if kind == 'svg' else None
     figure.savefig(buffer, format=kind, metadata=about, **options)
   missing = {str(w.message) for w in found if 'Glyph' in str(w.message)}
@@ -394,4 +355,18 @@ def _look() -> dict[Any, Any]:
   """Return the look of all figures, with the fonts that are installed."""
   installed = {font.name for font in font_manager.fontManager.ttflist}
   eastern = [name for name in _EASTERN if name in installed]
-  return _LOOK | {'font.family': ['DejaVu Sans', *eastern]}
+  return {
+    'font.family': ['DejaVu Sans', *eastern],
+    'font.size': 10,
+    'axes.titlesize': 11,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': True,
+    'axes.axisbelow': True,
+    'grid.color': '#DDDDDD',
+    'figure.facecolor': 'white',
+    'savefig.dpi': 144,
+    # Text in an SVG stays text, and the same numbers give the same file.
+    'svg.fonttype': 'none',
+    'svg.hashsalt': 'fusion_jax',
+  }

@@ -38,14 +38,14 @@ _SPACED = Words('13a', ' ')
 # By the codes of ISO 15924. Those of sacreBLEU's tokenizers that need no
 # download: Thai, Lao, Khmer and Burmese are counted by the character.
 _SCRIPTS = {
-  **dict.fromkeys(
-    ('Hans', 'Hant', 'Hani', 'Hanb', 'Bopo'), Words('zh', '', True)
-  ),
-  **dict.fromkeys(
-    ('Jpan', 'Hira', 'Kana', 'Hrkt'), Words('ja-mecab', '', True)
-  ),
-  **dict.fromkeys(('Kore', 'Hang', 'Jamo'), Words('ko-mecab', ' ')),
-  **dict.fromkeys(('Thai', 'Laoo', 'Khmr', 'Mymr'), Words('char', '')),
+  script: words
+  for scripts, words in (
+    ('Hans Hant Hani Hanb Bopo', Words('zh', '', True)),
+    ('Jpan Hira Kana Hrkt', Words('ja-mecab', '', True)),
+    ('Kore Hang Jamo', Words('ko-mecab', ' ')),
+    ('Thai Laoo Khmr Mymr', Words('char', '')),
+  )
+  for script in scripts.split()
 }
 
 

@@ -1,12 +1,16 @@
-"""Tables as text: Markdown, CSV, or LaTeX for the package booktabs."""
+"""Templates, and tables as Markdown, CSV or LaTeX for the package booktabs."""
 
 import argparse
 import csv
 import io
 import re
 import typing
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+  import jinja2
 
 Format = Literal['markdown', 'csv', 'latex']
 
@@ -81,3 +85,20 @@ def _latex_cell(cell: str) -> str:
   text = _plain(cell).translate(_LATEX)
   is_name = re.fullmatch('`[^`]*`', cell)
   return rf'\texttt{{{text}}}' if is_name else text
+
+
+def template(
+  path: Path, *folders: Path, **filters: Callable[..., object]
+) -> 'jinja2.Template':
+  """Read a template, which may include files of its folder and of others."""
+  import jinja2  # Here, as it loads slowly.
+
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader([path.parent, *folders]),
+    autoescape=path.suffix == '.html',
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters |= filters
+  return environment.get_template(path.name)

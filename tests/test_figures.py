@@ -53,7 +53,7 @@ def test_other_warnings_are_kept(monkeypatch):
   figure = _figure('x')
   monkeypatch.setattr(type(figure), 'savefig', savefig)
   with pytest.warns(UserWarning, match='something else'):
-    figures.as_svg(figure)
+    figures.encoded(figure, 'svg')
 
 
 @pytest.mark.parametrize('installed', [True, False])
@@ -65,11 +65,6 @@ def test_fonts_that_are_there_are_used(monkeypatch, installed):
   monkeypatch.setattr(font_manager.fontManager, 'ttflist', [_Font])
   families = figures._look.__wrapped__()['font.family']
   assert families == ['DejaVu Sans', *['IPAGothic'] * installed]
-
-
-def test_a_folder_that_is_not_there_is_one_line(tmp_path):
-  with pytest.raises(InputError, match='No such file'):
-    figures.save(_figure('x'), tmp_path / 'none' / 'x')
 
 
 def _drawn(figure):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from fusion_jax.analysis import add_run_and_text_flags
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import parse_arguments, program_parser
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -32,11 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     f'  {view.name:<16} {view.title} ({view.source}); needs {view.needs}'
     for view in VIEWS.values()
   )
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax analyse',
-    description=f'{__doc__}\nviews:\n{listed}\n',
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = program_parser('analyse', f'{__doc__}\nviews:\n{listed}\n')
   parser.add_argument(
     'views', nargs='+', metavar='VIEW', choices=(_ALL, *VIEWS)
   )
@@ -67,14 +63,9 @@ def main(argv: list[str]) -> None:
   for number, view in enumerate(chosen, start=1):
     begin = time.monotonic()
     content = look_at(view, analysed, folder)
-    logger.info(
-      '%d of %d: %s in %.1f s: %s',
-      number,
-      len(chosen),
-      view.name,
-      time.monotonic() - begin,
-      folder / f'{view.name}.png',
-    )
+    done, seconds = f'{number} of {len(chosen)}', time.monotonic() - begin
+    file = folder / f'{view.name}.png'
+    logger.info('%s: %s in %.1f s: %s', done, view.name, seconds, file)
     print(f'{view.name}: {content["summary"]}')
 
 

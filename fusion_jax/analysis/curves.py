@@ -89,51 +89,46 @@ def _weights(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def draw_runs(runs: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
   """Draw the curves of one or more runs, overlaid, and weights of layers."""
   named = {run: f'{run}, ' if len(runs) > 1 else '' for run in runs}
-  weights = {
-    f'{name}{reader}': lines
-    for run, name in named.items()
-    for reader, lines in runs[run]['weights'].items()
-  }
-  figure, axes = figures.panels(len(_PANELS) + len(weights))
-  alike, others = axes[: len(_PANELS)], axes[len(_PANELS) :]
-  _draw_curves(alike, runs, named)
-  figures.share_legend(figure, alike)
-  for panel, (title, lines) in zip(others, weights.items(), strict=True):
-    figures.draw_lines(panel, lines, 'update', 'weight of a source')
-    panel.set_title(textwrap.fill(title, _TITLE))
-  return figure
-
-
-def _draw_curves(
-  axes: Sequence[figures.Axes],
-  runs: Mapping[str, Mapping[str, Any]],
-  named: Mapping[str, str],
-) -> None:
   dashed = {
     f'{name}{_NAMES["train"]}': f'{name}{_NAMES["valid"]}'
     for name in named.values()
   }
   translated = {numbers['translated'] for numbers in runs.values()}
   said = translated.pop() if len(translated) == 1 else 'each as its config says'
-  for panel, (field, name, axis) in zip(axes, _PANELS, strict=True):
-    lines, label = _lines(runs, named, field), name.format(translated=said)
-    figures.draw_lines(panel, lines, 'update', label, dashed)
+  panels = []
+  for field, label, _ in _PANELS:
+    lines, y = _lines(runs, named, field), label.format(translated=said)
+    given = lines, 'update', y, dashed
+    panels.append(figures.Panel('', figures.draw_lines, *given))
+  for run, name in named.items():
+    for reader, lines in runs[run]['weights'].items():
+      title = textwrap.fill(f'{name}{reader}', _TITLE)
+      labels = 'update', 'weight of a source'
+      panels.append(figures.Panel(title, figures.draw_lines, lines, *labels))
+  figure = figures.draw_panels(panels)
+  _scale(figure.axes[: len(_PANELS)])
+  figures.share_legend(figure, figure.axes[: len(_PANELS)])
+  return figure
+
+
+def _scale(axes: Sequence[figures.Axes]) -> None:
+  """Give the panels one x axis, and each the y axis of its field."""
+  starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
+  for panel, (_, _, axis) in zip(axes, _PANELS, strict=True):
     if axis == 'log':
       figures.make_logarithmic(panel)
     elif axis == 'zero':
       highest = panel.dataLim.y1
       panel.set_ylim(0, _ABOVE * highest if highest > 0 else 1)
-  starts, ends = zip(*(panel.get_xlim() for panel in axes), strict=True)
-  for panel in axes:
     panel.set_xlim(min(starts), max(ends))
 
 
-def draw(numbers: Numbers) -> figures.Figure:
+def draw_curves(numbers: Numbers) -> figures.Figure:
   """Draw the curves of one run."""
   return draw_runs({'run': numbers})
 
 
-def summary(numbers: Numbers) -> str:
+def curves_summary(numbers: Numbers) -> str:
   """Describe the best score and the last accuracies in a sentence."""
   train, valid = numbers['train'], numbers['valid']
   said = f'{train["steps"][-1]:,} updates'
@@ -143,10 +138,8 @@ def summary(numbers: Numbers) -> str:
   bleu = {step: score for step, score in scored if score is not None}
   if bleu:
     step = max(bleu, key=lambda step: bleu[step])
-    said += (
-      f'; the best validation BLEU is {bleu[step]:.2f}, at update {step:,} '
-      f'({numbers["translated"]})'
-    )
+    best = f'{bleu[step]:.2f}, at update {step:,} ({numbers["translated"]})'
+    said += f'; the best validation BLEU is {best}'
   if numbers['gap'] and (gap := numbers['gap'][-1]) is not None:
     said += (
       f'; accuracy {valid["accuracy"][-1]:.3f} on the validation text, '
@@ -170,11 +163,9 @@ def _gap(
   train: Mapping[str, list], valid: Mapping[str, list]
 ) -> list[float | None]:
   """Subtract validation from training accuracy at every validation."""
-  logged = train.get('accuracy', [])
-  gaps = []
-  for step, reached in zip(
-    valid.get('steps', []), valid.get('accuracy', []), strict=False
-  ):
+  logged, gaps = train.get('accuracy', []), []
+  every = valid.get('steps', []), valid.get('accuracy', [])
+  for step, reached in zip(*every, strict=False):
     index = bisect.bisect_right(train['steps'], step) - 1
     before = logged[index] if logged and index >= 0 else None
     known = before is not None and reached is not None
@@ -195,7 +186,7 @@ def _lines(
   return lines
 
 
-def gradient_norms(analysed: RunWithText) -> Numbers:
+def gradients(analysed: RunWithText) -> Numbers:
   """Read the logged norms by layer."""
   rows = analysed.of_kind('train')
   layers = numbered(rows, 'encoder_gradient_norm_')
@@ -210,25 +201,29 @@ def gradient_norms(analysed: RunWithText) -> Numbers:
 def draw_gradients(numbers: Numbers) -> figures.Figure:
   """Draw a line per layer over updates, and a line per update over layers."""
   steps, layers = numbers['steps'], numbers['layers']
-  figure, axes = figures.panels(2)
   shown = [list(layers)[place] for place in _spread(len(layers))]
   over_updates = {f'layer {name}': (steps, layers[name]) for name in shown}
-  figures.draw_lines(axes[0], over_updates, 'update', 'gradient norm')
   numbered_layers = list(map(int, layers))
-  over_layers: dict[str, figures.Line] = {
+  over_layers = {
     f'update {steps[place]:,}': (
       numbered_layers,
       [norms[place] for norms in layers.values()],
     )
     for place in _spread(len(steps))
   }
-  figures.draw_lines(axes[1], over_layers, 'encoder layer', 'gradient norm')
-  for panel in axes:
+  lines, y = figures.draw_lines, 'gradient norm'
+  figure = figures.draw_panels(
+    [
+      figures.Panel('', lines, over_updates, 'update', y),
+      figures.Panel('', lines, over_layers, 'encoder layer', y),
+    ]
+  )
+  for panel in figure.axes:
     figures.make_logarithmic(panel)
   return figure
 
 
-def gradient_summary(numbers: Numbers) -> str:
+def gradients_summary(numbers: Numbers) -> str:
   """List the last norms."""
   lasts = (norms[-1] for norms in numbers['layers'].values())
   listed = ', '.join('?' if last is None else f'{last:.3g}' for last in lasts)

@@ -23,14 +23,8 @@ from fusion_jax.analysis.run_with_text import (
   nullable,
 )
 from fusion_jax.config import BatchConfig, Side
-from fusion_jax.data.batching import (
-  Batch,
-  Shape,
-  assemble,
-  assign_shapes,
-  choose_shapes,
-  plan_epoch,
-)
+from fusion_jax.data import batching
+from fusion_jax.data.batching import Batch
 from fusion_jax.data.tokenizer import Tokenizer
 from fusion_jax.models.transformer import (
   ModelOutput,
@@ -61,37 +55,23 @@ Subwords = Literal['encoder', 'decoder', 'predicted']
 Members = Mapping[Subwords, Float[Array, 'B T P']]
 
 
-class TextBatch(NamedTuple):
-  """A batch, and for each row the index of its pair in the text."""
-
-  batch: Batch
-  rows: Int[np.ndarray, ' R']
-
-
-def text_shapes(
-  pairs: Sequence[TextPair], tokens: int = _TOKENS
-) -> tuple[Shape, ...]:
-  """Choose the shapes of the batches of a text, at most two."""
-  config = BatchConfig(tokens=tokens, shapes=_SHAPES, row_multiple=1)
-  return choose_shapes(_lengths(pairs), config)
-
-
 def text_batches(
-  pairs: Sequence[TextPair], shapes: Sequence[Shape]
-) -> Iterator[TextBatch]:
-  """Yield batches with every pair of a text once."""
+  pairs: Sequence[TextPair],
+) -> Iterator[tuple[Batch, Int[np.ndarray, ' R']]]:
+  """Yield batches with every pair once, and the index of the pair of each row.
+
+  The batches have two shapes at most.
+  """
+  config = BatchConfig(tokens=_TOKENS, shapes=_SHAPES, row_multiple=1)
+  lengths = np.array([[len(x.source), len(x.target)] for x in pairs], np.int32)
+  shapes = batching.choose_shapes(lengths, config)
   order = np.arange(len(pairs), dtype=np.int32)
-  assignment = assign_shapes(_lengths(pairs), shapes)
-  plan = plan_epoch(order, assignment, tuple(shapes))
+  plan = batching.plan_epoch(
+    order, batching.assign_shapes(lengths, shapes), tuple(shapes)
+  )
   for index in range(plan.batches):
     shape, rows = plan.batch(index)
-    yield TextBatch(assemble([pairs[row] for row in rows], shape), rows)
-
-
-def _lengths(pairs: Sequence[TextPair]) -> Int[np.ndarray, 'N 2']:
-  return np.array(
-    [[len(pair.source), len(pair.target)] for pair in pairs], np.int32
-  )
+    yield batching.assemble([pairs[row] for row in rows], shape), rows
 
 
 class Pass(NamedTuple):
@@ -119,22 +99,17 @@ def watched(model: Transformer, parameters: Parameters, batch: Batch) -> Pass:
 def sums_over_text(
   analysed: RunWithText,
   measure: Callable[[Parameters, Batch], Any],
-  models: Iterable[Parameters] | None = None,
-  tokens: int = _TOKENS,
+  models: Iterable[Parameters],
 ) -> Iterator[Any]:
-  """Yield the sum over the text of what a pure function gives for a batch.
-
-  It is the sum for the run's parameters, or one for each of `models`.
-  """
+  """Yield for each model what a pure function gives for a batch, summed up."""
 
   @jax.jit
   def step(parameters, total, batch):
     return jax.tree.map(jnp.add, total, measure(parameters, batch))
 
-  shapes = text_shapes(analysed.pairs, tokens)
-  for parameters in models or (analysed.run.parameters,):
+  for parameters in models:
     total = None
-    for batch, _ in text_batches(analysed.pairs, shapes):
+    for batch, _ in text_batches(analysed.pairs):
       if total is None:
         first = jax.eval_shape(measure, parameters, batch)
         total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
@@ -144,13 +119,13 @@ def sums_over_text(
 
 def token_masks(batch: Batch) -> Mapping[Side, Bool[Array, 'B T']]:
   """Return masks of the tokens of each side, including the end symbols."""
-  sides = (
-    (batch.source, batch.source_lengths),
-    (batch.target, batch.target_lengths),
-  )
+  sides: dict[Side, Any] = {
+    'encoder': (batch.source, batch.source_lengths),
+    'decoder': (batch.target, batch.target_lengths),
+  }
   return {
     side: jnp.arange(ids.shape[1]) < lengths[:, None]
-    for side, (ids, lengths) in zip(SIDES, sides, strict=True)
+    for side, (ids, lengths) in sides.items()
   }
 
 
@@ -187,14 +162,9 @@ def parts(
 ) -> Float[Array, 'B T P']:
   """Mark the parts of the text that a position belongs to; part 0 is all."""
   place = jnp.arange(tokens.shape[1])[:, None] == jnp.arange(POSITIONS)
-  member = jnp.concatenate(
-    [
-      jnp.ones((*tokens.shape, 1)),
-      jnp.broadcast_to(place, (*tokens.shape, POSITIONS)),
-      jax.nn.one_hot(bins, BINS),
-    ],
-    axis=-1,
-  )
+  every = jnp.ones((*tokens.shape, 1))
+  places = jnp.broadcast_to(place, (*tokens.shape, POSITIONS))
+  member = jnp.concatenate([every, places, jax.nn.one_hot(bins, BINS)], -1)
   return member * tokens[..., None]
 
 
@@ -225,12 +195,7 @@ def members_of(analysed: RunWithText) -> Callable[[Batch], Members]:
 
 
 class Sums(NamedTuple):
-  """Sums over the positions of each part, and their number.
-
-  Attributes:
-    values: Tree of arrays [P, ...].
-    counts: Array [P].
-  """
+  """Sums [P, ...] over the positions of each part, and their numbers [P]."""
 
   values: Any
   counts: Any
@@ -253,20 +218,18 @@ def sums_by_part(
   members = members_of(analysed)
 
   def sums(parameters, batch):
+    of_batch, found = members(batch), {}
     seen = watched(analysed.run.model, parameters, batch)
-    of_batch = members(batch)
-    return {
-      name: Sums(
-        jax.tree.map(functools.partial(_by_member, of_batch[subwords]), values),
-        of_batch[subwords].sum((0, 1)),
-      )
-      for name, (subwords, values) in measure(seen).items()
-    }
+    for name, (subwords, values) in measure(seen).items():
+      add = functools.partial(_by_member, of_batch[subwords])
+      counts = of_batch[subwords].sum((0, 1))
+      found[name] = Sums(jax.tree.map(add, values), counts)
+    return found
 
-  (totals,) = sums_over_text(analysed, sums)
+  (totals,) = sums_over_text(analysed, sums, [analysed.run.parameters])
   return {
-    name: total._replace(counts=total.counts.astype(np.float64))
-    for name, total in totals.items()
+    name: Sums(values, counts.astype(np.float64))
+    for name, (values, counts) in totals.items()
   }
 
 

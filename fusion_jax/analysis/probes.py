@@ -41,7 +41,6 @@ from fusion_jax.analysis.passes import (
   BINS,
   frequency_bins,
   text_batches,
-  text_shapes,
   watched,
 )
 from fusion_jax.analysis.run_with_text import (
@@ -49,7 +48,6 @@ from fusion_jax.analysis.run_with_text import (
   Numbers,
   RunWithText,
   TextPair,
-  finite_or_nan,
   nullable,
 )
 from fusion_jax.analysis.tags import TaggedText, tagged_text
@@ -166,10 +164,9 @@ def _chunks(
   order: Int[np.ndarray, ' n'], chunk: int
 ) -> Int[np.ndarray, 'chunks c']:
   """Cut an order into equal chunks; n, which is no position, fills the last."""
-  size = min(chunk, len(order))
-  return np.pad(
-    order, (0, -len(order) % size), constant_values=len(order)
-  ).reshape(-1, size)
+  size, count = min(chunk, len(order)), len(order)
+  filled = np.pad(order, (0, -count % size), constant_values=count)
+  return filled.reshape(-1, size)
 
 
 @functools.partial(jax.jit, static_argnames='rate', donate_argnums=1)
@@ -213,7 +210,7 @@ def layer_states(
   # By side, H[0..L] of each line.
   lines: dict[Side, dict[int, Float[np.ndarray, 'L T D']]]
   lines = {side: {} for side in SIDES}
-  for batch, rows in text_batches(pairs, text_shapes(pairs)):
+  for batch, rows in text_batches(pairs):
     both = jax.device_get(states_of(parameters, batch))
     for side, rows_of in zip(SIDES, both, strict=True):
       # The decoder reads a token one position later than it predicts it.
@@ -247,12 +244,7 @@ def tokens_of(pairs: Sequence[TextPair], side: Side) -> Int[np.ndarray, ' n']:
 
 
 class Classes(NamedTuple):
-  """Classes of the probes of one side: types of the training lines.
-
-  Attributes:
-    of_token: Class of every id; V if it has none.
-    counts: Number of training positions, by class, the largest first.
-  """
+  """The class of every id, V if it has none; training positions by class."""
 
   of_token: Int[np.ndarray, ' N']
   counts: Int[np.ndarray, ' V']
@@ -269,31 +261,23 @@ def make_classes(
   return Classes(of_token, counts[order])
 
 
-class _Answer(NamedTuple):
-  """Whether each test position is answered right, and the number of epochs."""
-
-  right: Bool[np.ndarray, ' n']
-  epochs: int
+# Whether each test position is answered right, and the number of epochs.
+_Answer = tuple[Bool[np.ndarray, ' test'], int]
 
 
 class _Answers:
   """The answers of probes by name, also of an interrupted call."""
 
   def __init__(self, analysed: RunWithText, options: ProbeOptions, probes: int):
-    self._options = options
+    self._options, about = options, f'{analysed.digest} {options}'
     self._path = analysed.folder and analysed.folder / KEPT
-    self._about = f'{analysed.digest} {options}'
-    self._finished: dict[str, Any] = self._read()
-    self._progress = Progress(probes - len(self._finished), 'probes')
-
-  def _read(self) -> dict[str, Any]:
-    """Return what is in the file, if it is about the same."""
+    self._kept: dict[str, Any] = {'about': about, 'finished': {}}
     if self._path and self._path.is_file():
       with contextlib.suppress(InputError):
-        content = read_json(self._path, dict[str, Any])
-        if content.get('about') == self._about:
-          return content['finished']
-    return {}
+        kept = read_json(self._path, dict[str, Any])
+        self._kept = kept if kept.get('about') == about else self._kept
+    self._finished = self._kept['finished']
+    self._progress = Progress(probes - len(self._finished), 'probes')
 
   def get(
     self, probe: str, examples: Sequence[Examples], classes: int
@@ -306,20 +290,16 @@ class _Answers:
       right = np.asarray(scored(weights, test, self._options.chunk)[1])
       digits = ''.join(map(str, right.astype(int)))
       self._finished[probe] = digits, epochs
-      self._write()
+      if self._path:
+        with write_errors(self._path):
+          self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, json.dumps(self._kept).encode())
       self._progress.add(1)
     digits, epochs = self._finished[probe]
-    answer = _Answer(np.array([*digits]) == '1', epochs)
-    said = f'{probe}: {answer.right.mean():.1%} right'
+    right = np.array([*digits]) == '1'
+    said = f'{probe}: {right.mean():.1%} right'
     logger.info('%s after %d epochs', said, epochs)
-    return answer
-
-  def _write(self) -> None:
-    if self._path:
-      content = {'about': self._about, 'finished': self._finished}
-      with write_errors(self._path):
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-      write_whole(self._path, json.dumps(content).encode())
+    return right, epochs
 
   def remove(self) -> None:
     """Remove the file: all probes are finished."""
@@ -328,7 +308,7 @@ class _Answers:
         self._path.unlink(missing_ok=True)
 
 
-def measure(
+def probes(
   analysed: RunWithText, options: ProbeOptions | None = None
 ) -> Mapping[str, Any]:
   """Train and test the probes of all layers."""
@@ -392,10 +372,8 @@ def _side(
     for pairs in (analysed.pairs, parts['train'])
   )
   bins, test = frequency_bins(counts), tokens_of(parts['test'], side)
-  groups = [
-    np.ones((len(test), 1), bool),
-    bins[test][:, None] == np.arange(BINS),
-  ]
+  groups = [np.ones((len(test), 1), bool)]
+  groups.append(bins[test][:, None] == np.arange(BINS))
   names = () if tags is None else tags.names
   if tags is not None:
     of_line = [tags.of_line[pair.line] for pair in parts['test']]
@@ -442,15 +420,15 @@ def _numbers(side: _Side, answers: _ByKind, others: _ByKind) -> dict[str, Any]:
     tagged = counts[BINS + 1 :].tolist()
     numbers['tag_positions'] = dict(zip(side.tags, tagged, strict=True))
   for kind in KINDS:
-    right = np.stack([answer.right for answer in answers[kind]]) @ groups
-    untrained = np.array([answer.right.mean() for answer in others[kind]])
+    right = np.stack([right for right, _ in answers[kind]]) @ groups
+    untrained = np.array([right.mean() for right, _ in others[kind]])
     accuracy = right[:, 0]
     numbers[kind] = {
       'accuracy': accuracy.tolist(),
       'untrained': untrained.tolist(),
       'selectivity': (accuracy - untrained).tolist(),
       'bins': nullable(right[:, 1 : BINS + 1]),
-      'epochs': [answer.epochs for answer in answers[kind]],
+      'epochs': [epochs for _, epochs in answers[kind]],
     }
     if side.tags:
       by_tag = nullable(right[:, BINS + 1 :].T)
@@ -458,7 +436,7 @@ def _numbers(side: _Side, answers: _ByKind, others: _ByKind) -> dict[str, Any]:
   return numbers
 
 
-def draw(numbers: Numbers) -> figures.Figure:
+def draw_probes(numbers: Numbers) -> figures.Figure:
   """Draw accuracy by layer of both stacks; of the MLP also by bin and tag."""
   bins = [str(number) for number in range(1, BINS + 1)]
   x = 'tenth of the tokens, from the least frequent types'
@@ -471,12 +449,13 @@ def draw(numbers: Numbers) -> figures.Figure:
       rows = [*zip(*tags.values(), strict=True)]
       title = f'{side}, by word class'
       panels.append(_group_map(rows, [*tags], title, 'word class'))
-  figure, axes = figures.draw_panels(panels, size=(5.2, 3.6))
-  for panel in axes[:2]:
+  figure = figures.draw_panels(panels, size=(5.2, 3.6))
+  accuracies = figure.axes[:2]
+  for panel in accuracies:
     panel.set_ylim(-0.02, 1.02)
-  for panel in axes[4:]:
+  for panel in figure.axes[4 : len(panels)]:
     panel.tick_params(axis='x', rotation=90)
-  figures.share_legend(figure, axes[:2])
+  figures.share_legend(figure, accuracies)
   return figure
 
 
@@ -487,27 +466,25 @@ def _accuracies(side: Side, numbers: Mapping[str, Any]) -> figures.Panel:
     for kind in KINDS
     for name, field in (('trained', 'accuracy'), ('untrained', 'untrained'))
   }
-  given = named, f'layer of the {side}', 'accuracy'
-  return figures.Panel(figures.draw_lines, given, side)
+  labels = f'layer of the {side}', 'accuracy'
+  return figures.Panel(side, figures.draw_lines, named, *labels)
 
 
 def _group_map(
   rows: Sequence[Sequence[Any]], names: list[str], title: str, x: str
 ) -> figures.Panel:
-  layers = [str(layer) for layer in range(len(rows))]
-  labels, limits = (x, 'layer', 'accuracy of the MLP'), (0.0, 1.0)
-  given = finite_or_nan(rows), layers, names, *labels, limits
-  return figures.Panel(figures.draw_map, given, title)
+  values, layers = np.array(rows, float), [*map(str, range(len(rows)))]
+  labels = x, 'layer', 'accuracy of the MLP', (0.0, 1.0)
+  return figures.Panel(title, figures.draw_map, values, layers, names, *labels)
 
 
-def summary(numbers: Numbers) -> str:
+def probes_summary(numbers: Numbers) -> str:
   """Compare the first and the last layer of both stacks."""
-  parts = []
-  for side in SIDES:
-    mlp = numbers[side]['mlp']
-    parts.append(
-      f'{mlp["accuracy"][0]:.1%} of the tokens in H[0] and '
-      f'{mlp["accuracy"][-1]:.1%} in the last layer of the {side} '
-      f'({mlp["untrained"][-1]:.1%} before training)'
-    )
-  return f'MLP probes tell {" and ".join(parts)}.'
+  said = ' and '.join(
+    f'{mlp["accuracy"][0]:.1%} of the tokens in H[0] and '
+    f'{mlp["accuracy"][-1]:.1%} in the last layer of the {side} '
+    f'({mlp["untrained"][-1]:.1%} before training)'
+    for side in SIDES
+    for mlp in [numbers[side]['mlp']]
+  )
+  return f'MLP probes tell {said}.'

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int32
+from jaxtyping import Int32
 
 from fusion_jax.analysis import TextChoice
 from fusion_jax.config import ModelConfig, Side
@@ -50,11 +50,6 @@ def nullable(values: np.ndarray) -> list[Any]:
   return numbers.tolist()
 
 
-def finite_or_nan(values: Any) -> Float[np.ndarray, '...']:
-  """Return the array of nested lists that `nullable` made."""
-  return np.array(values, np.float64)
-
-
 class TextPair(NamedTuple):
   """Ids of a line with the end symbols, and its number in the text, from 1."""
 
@@ -67,23 +62,17 @@ class TextPair(NamedTuple):
     return self.source if side == 'encoder' else self.target
 
 
+@dataclasses.dataclass
 class RunWithText:
   """A run and a text; each is read only when it is first needed.
 
   The folder is that of the views; None: what is unfinished is not kept.
   """
 
-  def __init__(
-    self,
-    workdir: Path,
-    run: TrainedModel,
-    choice: TextChoice,
-    folder: Path | None = None,
-  ):
-    self.workdir = workdir
-    self.run = run
-    self.choice = choice
-    self.folder = folder
+  workdir: Path
+  run: TrainedModel
+  choice: TextChoice
+  folder: Path | None = None
 
   @functools.cached_property
   def lines(self) -> tuple[tuple[str, str], ...]:
@@ -110,12 +99,8 @@ class RunWithText:
       if all(1 < len(ids) <= longest for ids in pair[:2])
     )
     if left_out := len(self.lines) - len(pairs):
-      logger.info(
-        '%d of %d lines are left out: empty, or over data.filter.max_length=%d',
-        left_out,
-        len(self.lines),
-        longest,
-      )
+      said = f'{left_out} of {len(self.lines)} lines are left out: empty, or'
+      logger.info('%s over data.filter.max_length=%d', said, longest)
     if not pairs:
       raise InputError(
         f'{self.choice.source or self.workdir}: every line is empty or has '
@@ -184,10 +169,9 @@ class RunWithText:
     return corpus_scores(translate(run, sources), references, run.target_words)
 
   def _encoded(self, number: int, pair: tuple[str, str]) -> TextPair:
-    tokenizers = self.run.source_tokenizer, self.run.target_tokenizer
     source, target = (
-      np.array(line_ids(text, tokenizer, f'line {number}'), np.int32)
-      for text, tokenizer in zip(pair, tokenizers, strict=True)
+      np.array(line_ids(text, self.tokenizer(side), f'line {number}'), np.int32)
+      for text, side in zip(pair, SIDES, strict=True)
     )
     return TextPair(source, target, number)
 

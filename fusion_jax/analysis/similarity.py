@@ -44,16 +44,16 @@ def similarity(analysed: RunWithText) -> Numbers:
       (places[1] > 0) & (places[1] < batch.target_lengths[:, None]),
     )
     states = (
-      (output.encoder_layers, output.encoder_features),
-      (output.decoder_layers, output.features),
+      _stacked(output.encoder_layers, output.encoder_features),
+      _stacked(output.decoder_layers, output.features),
     )
     return [
-      (cosine_sums(_stacked(*of_side), tokens), tokens.sum())
+      (cosine_sums(of_side, tokens), tokens.sum())
       for of_side, tokens in zip(states, inside, strict=True)
     ]
 
   numbers: dict[str, Any] = {}
-  (totals,) = sums_over_text(analysed, sums)
+  (totals,) = sums_over_text(analysed, sums, [analysed.run.parameters])
   for side, (total, count) in zip(SIDES, totals, strict=True):
     layers = model.config.layers(side) + 1
     cosines = total[:, :layers] / max(count, 1)
@@ -72,7 +72,7 @@ def _stacked(
   return jnp.stack([*layers, *outputs.reshape(-1, *layers[0].shape)])
 
 
-def draw(numbers: Numbers) -> figures.Figure:
+def draw_similarity(numbers: Numbers) -> figures.Figure:
   """Draw maps of both stacks in one scale, and their first rows as curves."""
   panels, curves = [], {}
   parts = [numbers[x][part] for x in SIDES for part in ('cosine', 'output')]
@@ -83,16 +83,16 @@ def draw(numbers: Numbers) -> figures.Figure:
     out = [f'out {number}' for number in range(1, len(outputs) + 1)]
     rows = names + (out if len(outputs) > 1 else ['out'])
     values = np.array(cosines + outputs)
-    x = f'layer of the {side}'
-    given = values, rows, names, x, 'layer', 'mean cosine', limits
-    panels.append(figures.Panel(figures.draw_map, given, side))
+    labels = f'layer of the {side}', 'layer', 'mean cosine', limits
+    given = values, rows, names, *labels
+    panels.append(figures.Panel(side, figures.draw_map, *given))
     curves[side] = range(len(cosines)), cosines[0]
-  lines = curves, 'layer', 'mean cosine with H[0]'
-  panels.append(figures.Panel(figures.draw_lines, lines, 'with the embeddings'))
-  return figures.draw_panels(panels)[0]
+  title, y = 'with the embeddings', 'mean cosine with H[0]'
+  panels.append(figures.Panel(title, figures.draw_lines, curves, 'layer', y))
+  return figures.draw_panels(panels)
 
 
-def summary(numbers: Numbers) -> str:
+def similarity_summary(numbers: Numbers) -> str:
   """Compare the last layer with the embeddings."""
   ends = ', '.join(
     f'{numbers[side]["cosine"][0][-1]:.2f} in the {side}' for side in SIDES

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fusion_jax.analysis.passes import Pass, by_part, moments, sums_by_part
+from fusion_jax import figures
+from fusion_jax.analysis import passes
 from fusion_jax.analysis.run_with_text import (
   SIDES,
   Numbers,
@@ -38,27 +39,28 @@ _SUBLAYERS = 'self_attention', 'cross_attention', 'feed_forward'
 _DECLARED = 'layer_weights'
 # Axes of what is declared for each view: [K], and [B, T, K].
 _AXES: Mapping[DeclaredView, int] = {'layer_weights': 1, 'position_weights': 3}
+# Letters of names below a map of positions, about.
+_LETTERS = 30
+# Width and height of a panel of positions in inches, at which ten numbers fit
+# into a row.
+_POSITIONS = (5.6, 2.8)
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=['values'],
-  meta_fields=['way', 'reader', 'sources'],
-)
+_STATIC = {'static': True}
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """Weights of the sources of a reader.
+  """Weights [B, T, K] of the sources of a reader, or what is made of them.
 
-  Attributes:
-    way: What they are for: 'query', 'write'.
-    reader: Name of the reader: 'layer 2', 'output'.
-    sources: Names of the sources.
-    values: Weights [B, T, K], or what is made of them.
+  The way is what they are for, as 'query' or 'write'; a reader is 'layer 2' or
+  'output'.
   """
 
-  way: str
-  reader: str
-  sources: tuple[str, ...]
+  way: str = dataclasses.field(metadata=_STATIC)
+  reader: str = dataclasses.field(metadata=_STATIC)
+  sources: tuple[str, ...] = dataclasses.field(metadata=_STATIC)
   values: Any
 
   @property
@@ -82,7 +84,7 @@ class Stack(NamedTuple):
   side: Side
 
   @property
-  def options(self) -> SideConfig:
+  def fusion(self) -> SideConfig:
     return self.config.side(self.side)
 
   @property
@@ -121,7 +123,7 @@ def _norms(weights: Sequence[Weights]) -> dict[str, Any]:
 def _spread(weights: Sequence[Weights]) -> dict[str, Any]:
   """Return mean and deviation over positions and features."""
   (powers,) = weights
-  named = moments(powers.values[None], np.ones(1))
+  named = passes.moments(powers.values[None], np.ones(1))
   spread = {name: values[0].tolist() for name, values in named.items()}
   return {'layers': list(powers.sources)} | spread
 
@@ -152,7 +154,7 @@ def _names(letter: str, numbers: Sequence[int]) -> tuple[str, ...]:
 
 def _sums(stack: Stack) -> Iterator[Weights]:
   """Yield the weights 'weights_l' [..., C, K] of mudd and grn, way by way."""
-  options, depth = stack.options, stack.depth
+  options, depth = stack.fusion, stack.depth
   letter = 'y' if options.fusion == 'grn' else 'H'
   for layer in range(depth + 1):
     if (weights := stack.tree['connection'].get(f'weights_{layer}')) is None:
@@ -184,7 +186,7 @@ def _residuals(stack: Stack) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _streams(stack: Stack) -> Iterator[Weights]:
   """Yield how sublayers read, write and mix the streams."""
-  count = range(1, stack.options.options.streams + 1)
+  count = range(1, stack.fusion.options.streams + 1)
   streams = tuple(f'stream {i}' for i in count)
   pairs = tuple(f'{i}>{j}' for i in count for j in count)
   for reader, inside in _residuals(stack):
@@ -197,7 +199,7 @@ def _streams(stack: Stack) -> Iterator[Weights]:
 
 def _outputs(stack: Stack) -> Iterator[Weights]:
   """Yield the weights of attention residuals, as means over the heads."""
-  first = 0 if stack.options.options.kind == 'replace' else 1
+  first = 0 if stack.fusion.options.kind == 'replace' else 1
   for reader, inside in _residuals(stack):
     if 'attention' in inside:
       values = inside['attention']['weights'].mean(-1)
@@ -244,16 +246,13 @@ def _declared(stack: Stack, view: DeclaredView) -> Iterator[Weights]:
     if path[-1].key == _DECLARED
   }
   sources, axes = stack.fused, _AXES[view]
-  wrong = [
-    x.shape
-    for x in named.values()
-    if x.ndim != axes or x.shape[-1] > len(sources)
-  ]
+  shapes = [x.shape for x in named.values()]
+  wrong = [x for x in shapes if len(x) != axes or x[-1] > len(sources)]
   if wrong or not named:
     where = 'telemetry' if axes == 1 else 'views'
     wanted = 'K' if axes == 1 else 'batch, positions, K'
     raise InputError(
-      f'fusion={stack.options.fusion!r} declares the view {view}, which '
+      f'fusion={stack.fusion.fusion!r} declares the view {view}, which '
       f'needs {_DECLARED!r} of shape [{wanted}] in {where!r}, K <= '
       f'{len(sources)}; it sows {list(wrong[0]) if wrong else "none"}'
     )
@@ -265,25 +264,30 @@ def _declared(stack: Stack, view: DeclaredView) -> Iterator[Weights]:
 
 def _blocks(stack: Stack) -> Iterator[Weights]:
   """Yield the norms of the layers' matrices in a linear combination."""
-  count = stack.depth
-  norms = block_norms(stack.tree['read_out'], count)
-  yield Weights('norm', 'output', _names('H', range(1, count + 1)), norms)
+  norms = block_norms(stack.tree['read_out'], stack.depth)
+  sources = _names('H', range(1, stack.depth + 1))
+  yield Weights('norm', 'output', sources, norms)
 
 
 def _static(stack: Stack) -> Iterator[Weights]:
   """Yield the weights of grn that no position changes, mean over features."""
-  static = {
-    f'weights_{n}': np.asarray(stack.tree['connection'][f'static_{n}'])
-    for n in range(stack.depth + 1)
-  }
-  means = {n: x.reshape(*x.shape[:2], -1).mean(-1) for n, x in static.items()}
+  means = {}
+  for n in range(stack.depth + 1):
+    weights = np.asarray(stack.tree['connection'][f'static_{n}'])
+    means[f'weights_{n}'] = _mean_of_features(weights)
   return _sums(stack._replace(tree={'connection': means}))
+
+
+def _mean_of_features(
+  weights: Float[np.ndarray, 'I J *D'],
+) -> Float[np.ndarray, 'I J']:
+  return weights.reshape(*weights.shape[:2], -1).mean(-1)
 
 
 def _dlcl(stack: Stack) -> Iterator[Weights]:
   """Yield the weights w_lk after layer l."""
   weights = np.asarray(stack.tree['connection']['weights'])
-  options, count = stack.options.options, len(weights)
+  options, count = stack.fusion.options, len(weights)
   read = predecessors(count, options.window, options.dilation, options.period)
   for layer, mask in enumerate(read, start=1):
     values = np.full(count, np.nan)
@@ -295,8 +299,8 @@ def _dlcl(stack: Stack) -> Iterator[Weights]:
 def _transparent(stack: Stack) -> Iterator[Weights]:
   """Yield the weights by layer of the decoder, averaged over features."""
   weights = jax.nn.softmax(stack.tree['read_out']['weights'], axis=0)
-  means = np.asarray(weights).reshape(*weights.shape[:2], -1).mean(-1).T
-  for layer, values in enumerate(means, start=1):
+  means = _mean_of_features(np.asarray(weights))
+  for layer, values in enumerate(means.T, start=1):
     sources = _names('H', range(len(values)))
     yield Weights('weights', f'layer {layer}', sources, values)
 
@@ -328,14 +332,11 @@ def row_of(config: ModelConfig, side: Side) -> Row:
     if row.constant(options):
       return Row(stored=row.stored)
     return row._replace(stored=None) if row.layers else row
-  declared = {
-    view: functools.partial(_declared, view=view) for view in scheme.views
-  }
-  return Row(
-    declared.get('position_weights'),
-    declared.get('layer_weights'),
-    sown='telemetry',
+  layers, positions = (
+    functools.partial(_declared, view=view) if view in scheme.views else None
+    for view in _AXES
   )
+  return Row(positions, layers, sown='telemetry')
 
 
 def has_layer_weights(config: ModelConfig) -> bool:
@@ -354,20 +355,21 @@ def layer_weights(analysed: RunWithText) -> Numbers:
   config, parameters = analysed.run.config.model, analysed.run.parameters
   rows = {side: row_of(config, side) for side in SIDES}
 
-  def averaged(seen: Pass) -> dict[str, tuple[Side, Any]]:
-    return {
-      side: (side, tuple(row.layers(Stack(sown.get(side, {}), config, side))))
-      for side, row in rows.items()
-      for sown in [getattr(seen, row.sown)]
-      if row.layers
-    }
+  def averaged(seen: passes.Pass) -> dict[str, tuple[Side, Any]]:
+    found: dict[str, tuple[Side, Any]] = {}
+    for side, row in rows.items():
+      if row.layers:
+        sown = getattr(seen, row.sown)
+        stack = Stack(sown.get(side, {}), config, side)
+        found[side] = side, tuple(row.layers(stack))
+    return found
 
   means = any(row.layers for row in rows.values())
-  totals = sums_by_part(analysed, averaged) if means else {}
+  totals = passes.sums_by_part(analysed, averaged) if means else {}
   numbers: dict[str, Any] = {}
   for side, row in rows.items():
     scheme = {'scheme': config.side(side).fusion}
-    if row.layers:
+    if side in totals:
       numbers[side] = scheme | row.numbers(totals[side].means)
       if scheme['scheme'] in ROWS:
         numbers[side]['positions'] = int(totals[side].counts[0])
@@ -377,23 +379,69 @@ def layer_weights(analysed: RunWithText) -> Numbers:
   return numbers
 
 
+def draw_layer_weights(numbers: Numbers) -> figures.Figure:
+  """Draw a map or bars for each side."""
+  return figures.draw_panels([_layers(side, x) for side, x in numbers.items()])
+
+
+def _layers(side: str, numbers: Mapping[str, Any]) -> figures.Panel:
+  scheme = numbers['scheme']
+  title = f'{side}, {scheme}'
+  # Without H[...]: the full names are too wide for an axis.
+  layers = [name[2:-1] for name in numbers['layers']]
+  if 'weights' in numbers:
+    weights = np.array(numbers['weights'], float)
+    limits = min(float(np.nanmin(weights)), 0.0), float(np.nanmax(weights))
+    rows, columns = map(figures.thinned, (numbers['rows'], layers))
+    reads = 'decoder ' if scheme == 'transparent' else ''
+    labels = 'number of the layer that is read', f'what the {reads}layer reads'
+    given = weights, rows, columns, *labels, 'weight', limits
+    return figures.Panel(title, figures.draw_map, *given)
+  if 'norms' in numbers:
+    bars, y = {'|W|': numbers['norms']}, 'Frobenius norm of its matrix'
+  else:
+    bars = {name: numbers[name] for name in ('mean', 'deviation')}
+    y = 'weight (positions, features)'
+  return figures.Panel(title, figures.draw_bars, layers, bars, 'layer', y)
+
+
+def layer_weights_summary(numbers: Numbers) -> str:
+  """List the weights of each side."""
+  said = '; '.join(f'{side} {_last(x)}' for side, x in numbers.items())
+  return f'Weights of layers: {said}.'
+
+
+def _last(numbers: Mapping[str, Any]) -> str:
+  """Describe the last row of the weights, or the bars."""
+  if 'weights' in numbers:
+    values, what = numbers['weights'][-1], numbers['rows'][-1]
+  elif 'norms' in numbers:
+    values, what = numbers['norms'], 'norms'
+  else:
+    values, what = numbers['mean'], 'means'
+  listed = ', '.join(
+    f'{name} {value:.2f}'
+    for name, value in zip(numbers['layers'], values, strict=True)
+    if value is not None
+  )
+  return f'({what} of {numbers["scheme"]}) {listed}'
+
+
 def position_weights(analysed: RunWithText) -> Numbers:
   """Measure the mean and deviation of the weights over the positions."""
   config = analysed.run.config.model
   rows = {side: row_of(config, side) for side in SIDES}
 
-  def powers(seen: Pass) -> dict[str, tuple[Side, Any]]:
-    weights = {
-      side: tuple(row.positions(Stack(seen.views.get(side, {}), config, side)))
-      for side, row in rows.items()
-      if row.positions
-    }
-    return {
-      side: (side, jax.tree.map(_powers, values))
-      for side, values in weights.items()
-    }
+  def powers(seen: passes.Pass) -> dict[str, tuple[Side, Any]]:
+    found: dict[str, tuple[Side, Any]] = {}
+    for side, row in rows.items():
+      if row.positions:
+        stack = Stack(seen.views.get(side, {}), config, side)
+        weights = tuple(row.positions(stack))
+        found[side] = side, jax.tree.map(_powers, weights)
+    return found
 
-  totals = sums_by_part(analysed, powers)
+  totals = passes.sums_by_part(analysed, powers)
   if not any(weights for weights, _ in totals.values()):
     raise InputError(
       f'{analysed.workdir}: no part of its stacks has two sources to weigh'
@@ -418,7 +466,7 @@ def _by_group(
   for of_reader in weights:
     groups.setdefault(of_reader.group[0], []).append(of_reader)
   numbers = {name: _moments(group, counts) for name, group in groups.items()}
-  return {'positions': by_part(counts.astype(int)), 'weights': numbers}
+  return {'positions': passes.by_part(counts.astype(int)), 'weights': numbers}
 
 
 def _moments(
@@ -429,6 +477,69 @@ def _moments(
   sums = np.full((len(counts), len(readers), len(sources), 2), np.nan)
   for row, reader in enumerate(readers):
     sums[:, row, : len(reader.sources)] = reader.values
-  named = {name: by_part(x) for name, x in moments(sums, counts).items()}
+  named = {
+    name: passes.by_part(x) for name, x in passes.moments(sums, counts).items()
+  }
   names = [reader.group[1] for reader in readers]
   return {'sources': list(sources), 'readers': names} | named
+
+
+def draw_position_weights(numbers: Numbers) -> figures.Figure:
+  """Draw maps of the mean weights, a row of three for each group.
+
+  Those by position and by frequency are means over the readers of a source.
+  """
+  panels = [
+    panel
+    for side, by_side in numbers.items()
+    for group, weights in by_side.get('weights', {}).items()
+    for panel in _group_maps(f'{side}, {group}', weights)
+  ]
+  return figures.draw_panels(panels, 3, _POSITIONS)
+
+
+def _group_maps(title: str, weights: Mapping[str, Any]) -> list[figures.Panel]:
+  mean, sources = weights['mean'], weights['sources']
+  values = np.array(mean['all'], float)
+  maps = [(title, values, weights['readers'], sources, 'source', 'reader')]
+  for part, label in passes.LABELS.items():
+    means = _mean_of_readers(np.array(mean[part], float)).T
+    numbers = [str(n) for n in range(1, means.shape[1] + 1)]
+    maps.append(('', means, sources, numbers, label, 'source'))
+  return [
+    figures.Panel(
+      *(title, figures.draw_map, values, figures.thinned(rows)),
+      *(_fitting(columns), x, y, 'mean weight'),
+    )
+    for title, values, rows, columns, x, y in maps
+  ]
+
+
+def _mean_of_readers(
+  values: Float[np.ndarray, 'P R K'],
+) -> Float[np.ndarray, 'P K']:
+  """Return means over the readers that have a source; NaN where none has."""
+  count = np.isfinite(values).sum(1)
+  total = np.nansum(values, 1)
+  return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _fitting(names: Sequence[str]) -> list[str]:
+  """Empty most names where all would not fit side by side."""
+  step = -(-sum(len(name) + 1 for name in names) // _LETTERS)
+  return ['' if place % step else name for place, name in enumerate(names)]
+
+
+def position_weights_summary(numbers: Numbers) -> str:
+  """Say how far the weights vary over the positions, and who has none."""
+  said = []
+  for side, x in numbers.items():
+    deviations = ', '.join(
+      f'{group} {np.nanmean(np.array(weights["deviation"]["all"], float)):.3f}'
+      for group, weights in x.get('weights', {}).items()
+    )
+    none = 'has the same weights at every position'
+    said.append(f'{side} ({x["scheme"]}) {deviations or none}')
+  return (
+    f'Deviation of the weights over the positions, mean: {"; ".join(said)}.'
+  )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from fusion_jax.analysis.run_with_text import RunWithText
+from fusion_jax.analysis.run_with_text import SIDES, RunWithText
 from fusion_jax.data.tokenizer import normalise
 from fusion_jax.errors import InputError
 from fusion_jax.files import read_errors
@@ -33,12 +33,9 @@ class Word(NamedTuple):
 
 
 class TaggedText(NamedTuple):
-  """The word class of every subword.
+  """Names of word classes, and by line, from 1, the class of every subword.
 
-  Attributes:
-    names: Names of the classes.
-    of_line: For the number of each line, from 1, the index in `names` of the
-      class of each subword, without the end symbol; -1 for none.
+  The class is an index in the names, -1 for none; the end symbol has no place.
   """
 
   names: tuple[str, ...]
@@ -101,12 +98,11 @@ def tags_of_characters(
 
 def tagged_text(analysed: RunWithText) -> TaggedText | None:
   """Return the classes of the subwords of a text; None without --tags."""
-  choice, run = analysed.choice, analysed.run
+  choice = analysed.choice
   if not choice.tags:
     return None
-  side = 0 if choice.tags_side == 'source' else 1
-  tokenizer = (run.source_tokenizer, run.target_tokenizer)[side]
-  path = Path(choice.tags)
+  side, path = int(choice.tags_side == 'target'), Path(choice.tags)
+  tokenizer = analysed.tokenizer(SIDES[side])
   sentences = read_words(path)
   names: dict[str, int] = {}
   of_line: dict[int, Int[np.ndarray, ' T']] = {}
@@ -122,13 +118,10 @@ def tagged_text(analysed: RunWithText) -> TaggedText | None:
       )
     where = f'{path} against line {number} of the {choice.tags_side} text'
     tags = tags_of_characters(text, words, where)
-    of_line[number] = np.array(
-      [
-        _NONE
-        if place is None
-        else names.setdefault(tags[min(place, len(tags) - 1)], len(names))
-        for place in tokenizer.places(text)
-      ],
-      np.int32,
-    )
+    places = tokenizer.places(text)
+    of_line[number] = np.full(len(places), _NONE, np.int32)
+    for subword, place in enumerate(places):
+      if place is not None:
+        tag = tags[min(place, len(tags) - 1)]
+        of_line[number][subword] = names.setdefault(tag, len(names))
   return TaggedText(tuple(names), of_line)

@@ -14,12 +14,12 @@ from fusion_jax.analysis import (
   ablations,
   curves,
   exploitation,
+  groups,
   probes,
   similarity,
-  sown_figures,
+  sown,
   sown_weights,
 )
-from fusion_jax.analysis import sown_quantities as sown
 from fusion_jax.analysis.run_with_text import Numbers, RunWithText, sides_of
 from fusion_jax.config import ModelConfig
 from fusion_jax.errors import InputError
@@ -30,11 +30,8 @@ from fusion_jax.files import read_json, write_errors, write_whole
 class View:
   """One way to look at a run: what it measures, draws and says.
 
-  Attributes:
-    name: Name of the subcommand and of the files.
-    reading: Explanation of the figure, in one or two sentences.
-    needs: Models that the view applies to, in words, for a message.
-    slow: Whether the view takes minutes.
+  The figure is explained by `reading`, and `needs` says to what models the view
+  applies; a slow view takes minutes.
   """
 
   name: str
@@ -65,20 +62,16 @@ _FILE = importlib.resources.files(__package__).joinpath('views.toml')
 _WORDS = tomllib.loads(_FILE.read_text(encoding='utf-8'))
 
 
-def _view(name: str, *functions: Any, **options: Any) -> View:
-  words: dict[str, Any] = _WORDS[name]
-  return View(name, *functions, **words | options)
-
-
-def _sown(
+def _view(
   name: str,
-  measure: Callable[[RunWithText], Numbers],
-  applies: Callable[[ModelConfig], bool],
+  module: types.ModuleType,
+  applies: Callable[[ModelConfig], bool] = lambda config: True,
 ) -> View:
-  """Return a view of what schemes sow, drawn by the functions of its name."""
-  draw = getattr(sown_figures, name)
-  summary = getattr(sown_figures, f'{name}_summary')
-  return _view(name, measure, draw, summary, applies=applies)
+  """Return a view, which a module measures, draws and sums up by its name."""
+  names = name, f'draw_{name}', f'{name}_summary'
+  measure, draw, summary = (getattr(module, each) for each in names)
+  words: dict[str, Any] = _WORDS[name]
+  return View(name, measure, draw, summary, **words, applies=applies)
 
 
 def _fused(*schemes: str) -> Callable[[ModelConfig], bool]:
@@ -86,45 +79,22 @@ def _fused(*schemes: str) -> Callable[[ModelConfig], bool]:
 
 
 _VIEWS = (
+  _view('similarity', similarity),
+  _view('gradients', curves),
+  _view('curves', curves),
+  _view('exploitation', exploitation, exploitation.has_nodes),
+  _view('couplings', sown, _fused(*sown.ROUTING)),
+  _view('hops', sown, _fused('hops')),
+  _view('gates', sown, lambda config: bool(sown.gate_places(config))),
+  _view('groups', groups, _fused('gtrans')),
   _view(
-    'similarity', similarity.similarity, similarity.draw, similarity.summary
+    'group_bleu', groups, lambda config: 'decoder' in sides_of(config, 'gtrans')
   ),
-  _view(
-    'gradients',
-    curves.gradient_norms,
-    curves.draw_gradients,
-    curves.gradient_summary,
-  ),
-  _view('curves', curves.curves, curves.draw, curves.summary),
-  _view(
-    'exploitation',
-    exploitation.exploitation,
-    exploitation.draw,
-    exploitation.summary,
-    applies=exploitation.has_nodes,
-  ),
-  _sown('couplings', sown.couplings, _fused(*sown.ROUTING)),
-  _sown('hops', sown.hop_attention, _fused('hops')),
-  _sown('gates', sown.gates, lambda config: bool(sown.gate_places(config))),
-  _sown('groups', sown.group_weights, _fused('gtrans')),
-  _view(
-    'group_bleu',
-    ablations.group_scores,
-    ablations.draw_groups,
-    ablations.groups_summary,
-    applies=lambda config: 'decoder' in sides_of(config, 'gtrans'),
-  ),
-  _sown(
-    'layer_weights', sown_weights.layer_weights, sown_weights.has_layer_weights
-  ),
-  _sown(
-    'position_weights',
-    sown_weights.position_weights,
-    sown_weights.has_position_weights,
-  ),
-  _sown('surface', sown.surface, sown.mixes_predictions),
-  _view('ablations', ablations.measure, ablations.draw, ablations.summary),
-  _view('probes', probes.measure, probes.draw, probes.summary),
+  _view('layer_weights', sown_weights, sown_weights.has_layer_weights),
+  _view('position_weights', sown_weights, sown_weights.has_position_weights),
+  _view('surface', sown, sown.mixes_predictions),
+  _view('ablations', ablations),
+  _view('probes', probes),
 )
 VIEWS: Mapping[str, View] = types.MappingProxyType(
   {view.name: view for view in _VIEWS}
@@ -172,10 +142,9 @@ def keep(
     'step': analysed.run.step,
     'steps': list(analysed.run.steps),
     'text': dataclasses.asdict(analysed.choice),
+    **values,
   }
-  text = json.dumps(
-    about | dict(values), ensure_ascii=False, indent=1, allow_nan=False
-  )
+  text = json.dumps(about, ensure_ascii=False, indent=1, allow_nan=False)
   write_whole(path, text.encode() + b'\n')
 
 

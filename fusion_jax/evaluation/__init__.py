@@ -1,18 +1,15 @@
 """Evaluation of translations; here the texts that are compared."""
 
-import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from fusion_jax.metrics import Words, words_of
 
 
-@dataclasses.dataclass(frozen=True)
-class TextFile:
+class TextFile(NamedTuple):
   """The lines of a file, without trailing white space as sacreBLEU reads them.
 
-  Attributes:
-    run: Run directory and step that made the lines; '' if unknown.
-    languages: Source and target language of that run.
+  If a run made them, `run` is its directory and step.
   """
 
   path: str
@@ -21,8 +18,7 @@ class TextFile:
   languages: tuple[str, str] = ('', '')
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts:
+class Texts(NamedTuple):
   """Texts to compare.
 
   Attributes:

@@ -1,28 +1,22 @@
 """Scores by bucket: lines of similar length, words of similar frequency.
 
-A bucket (a, b] contains the values above a and up to b.
+Bounds 0, b1, b2, ... make a bucket of 0, the buckets (0, b1], (b1, b2], ... and
+one above the last bound.
 """
 
-import dataclasses
+import bisect
 import itertools
-import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from sacrebleu.metrics import BLEU
 
 from fusion_jax import figures
-from fusion_jax.evaluation import Texts
-from fusion_jax.evaluation.significance import (
-  Map,
-  Statistics,
-  score_of,
-  statistics_of,
-)
+from fusion_jax.evaluation import Texts, significance
 from fusion_jax.metrics import Words, bleu_for
 
 # Bounds of compare-mt (Neubig et al. 2019, https://aclanthology.org/N19-4007):
@@ -32,35 +26,15 @@ FREQUENCIES: tuple[int, ...] = (0, 1, 2, 3, 4, 9, 99, 999)
 FEW = 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Bucket:
-  """The values above `low` and up to `high`; None is no bound."""
-
-  low: int
-  high: int | None
-
-  @property
-  def name(self) -> str:
-    """The name of the range: '0', '1-4' or '>4'."""
-    if self.high is None:
-      return f'>{self.low}'
-    first = self.low + 1
-    return str(first) if first == self.high else f'{first}-{self.high}'
-
-  def holds(self, values: Int[np.ndarray, ' N']) -> np.ndarray:
-    """Return which of the values are in the bucket."""
-    high = math.inf if self.high is None else self.high
-    return (values > self.low) & (values <= high)
-
-
-def buckets_between(bounds: Sequence[int], low: int = 0) -> list[Bucket]:
-  """Make buckets (low, b1], (b1, b2], ... and one above the last bound."""
-  lows = [low, *bounds]
-  return [Bucket(*pair) for pair in zip(lows, [*bounds, None], strict=True)]
+def bucket_names(bounds: Sequence[int]) -> list[str]:
+  """Return the range of each bucket: '0', '1-4' or '>4'."""
+  pairs = itertools.pairwise([-1, *bounds])
+  names = [str(y) if x + 1 == y else f'{x + 1}-{y}' for x, y in pairs]
+  return [*names, f'>{bounds[-1]}']
 
 
 def quantile_bounds(
-  values: Int[np.ndarray, ' N'], count: int
+  values: Int[np.ndarray, ' N'], count: int = 4
 ) -> tuple[int, ...]:
   """Choose bounds between buckets of similar numbers of values."""
   values = np.sort(values[values > 0])
@@ -84,125 +58,101 @@ def line_lengths(
   return np.array([words.total() for words in counts])
 
 
-def total(lines: Iterable[Counter[str]]) -> Counter[str]:
-  """Add up the words of all lines."""
-  words = Counter[str]()
-  for line in lines:
-    words.update(line)
-  return words
-
-
 def bleu_by_length(
   lengths: Int[np.ndarray, ' S'],
-  buckets: Sequence[Bucket],
-  systems: Mapping[str, Sequence[Statistics]],
-) -> list[dict]:
-  """Compute BLEU of the lines of each bucket."""
+  bounds: Sequence[int],
+  systems: Mapping[str, Sequence[significance.Statistics]],
+) -> list[dict[str, Any]]:
+  """Compute BLEU of the lines of each bucket but 0; `bounds` are above it."""
+  bounds = [0, *bounds]
+  chosen = np.searchsorted(bounds, lengths)
   rows = []
-  for bucket in buckets:
-    chosen = bucket.holds(lengths)
+  for number, bucket in enumerate(bucket_names(bounds)):
+    inside = chosen == number
     scores = {
-      name: float(np.mean([score_of('BLEU', x['BLEU'][chosen]) for x in files]))
-      if chosen.any()
+      name: _mean(
+        significance.score_of('BLEU', x['BLEU'][inside]) for x in files
+      )
+      if inside.any()
       else None
       for name, files in systems.items()
     }
     rows.append(
-      {'bucket': bucket.name, 'count': int(chosen.sum()), 'scores': scores}
+      {'bucket': bucket, 'count': int(inside.sum()), 'scores': scores}
     )
-  return rows
+  return rows[1:]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+  known = [value for value in values if value is not None]
+  return float(np.mean(known)) if known else None
 
 
 def f1_by_frequency(
   frequency: Mapping[str, int],
-  buckets: Sequence[Bucket],
+  bounds: Sequence[int],
   reference: Sequence[Counter[str]],
   systems: Mapping[str, Sequence[Sequence[Counter[str]]]],
-) -> list[dict]:
+) -> list[dict[str, Any]]:
   """Compute F1 of the words of each bucket, as compare-mt does.
 
   F1 = 2 m / (r + h): of the words of a bucket, r are in the reference and h in
   the translation; m are in both, matched in the same line and as often.
   """
-  columns = {
-    name: [_f1(frequency, buckets, reference, lines) for lines in files]
+
+  def counts(lines: Iterable[Counter[str]]) -> list[int]:
+    of_buckets = [0] * (len(bounds) + 1)
+    for word, times in itertools.chain.from_iterable(x.items() for x in lines):
+      of_buckets[bisect.bisect_left(bounds, frequency.get(word, 0))] += times
+    return of_buckets
+
+  def f1(lines: Sequence[Counter[str]]) -> list[float | None]:
+    both = counts(map(operator.and_, reference, lines))
+    of_buckets = zip(both, wanted, counts(lines), strict=True)
+    return [200 * m / (r + h) if r + h else None for m, r, h in of_buckets]
+
+  wanted = counts(reference)
+  means = {
+    name: [*map(_mean, zip(*map(f1, files), strict=True))]
     for name, files in systems.items()
   }
-  counts = _counts(frequency, buckets, reference)
   return [
     {
-      'bucket': bucket.name,
-      'count': int(count),
-      'scores': {
-        name: _mean([column[place] for column in files])
-        for name, files in columns.items()
-      },
+      'bucket': bucket,
+      'count': wanted[number],
+      'scores': {name: column[number] for name, column in means.items()},
     }
-    for place, (bucket, count) in enumerate(zip(buckets, counts, strict=True))
+    for number, bucket in enumerate(bucket_names(bounds))
   ]
 
 
 def f1_of_texts(texts: Texts) -> dict[str, Any]:
   """Compute F1 by frequency in the training text, or in the reference."""
   bleu, reference = bleu_for(texts.target_words), texts.references[0]
+  counted_in = texts.train_target or reference
+  systems = {
+    name: [word_counts(text.lines, bleu) for text in files]
+    for name, files in texts.systems.items()
+  }
+  frequency = Counter[str]()
+  for words in word_counts(counted_in.lines, bleu):
+    frequency.update(words)
+  lines = word_counts(reference.lines, bleu)
+  rows = f1_by_frequency(frequency, FREQUENCIES, lines, systems)
   # No word of the reference has the frequency 0 in it.
-  counted_in, ranges, low = reference, FREQUENCIES[1:], 0
-  if texts.train_target:
-    counted_in, ranges, low = texts.train_target, FREQUENCIES, -1
-  rows = f1_by_frequency(
-    total(word_counts(counted_in.lines, bleu)),
-    buckets_between(ranges, low),
-    word_counts(reference.lines, bleu),
-    {
-      name: [word_counts(text.lines, bleu) for text in files]
-      for name, files in texts.systems.items()
-    },
-  )
-  return {'counted_in': counted_in.path, 'buckets': rows}
-
-
-def _f1(
-  frequency: Mapping[str, int],
-  buckets: Sequence[Bucket],
-  reference: Sequence[Counter[str]],
-  lines: Sequence[Counter[str]],
-) -> list[float | None]:
-  both = map(operator.and_, reference, lines)
-  matches, wanted, given = (
-    _counts(frequency, buckets, words) for words in (both, reference, lines)
-  )
-  return [
-    200 * float(m) / float(r + h) if r + h else None
-    for m, r, h in zip(matches, wanted, given, strict=True)
-  ]
-
-
-def _counts(
-  frequency: Mapping[str, int],
-  buckets: Sequence[Bucket],
-  lines: Iterable[Counter[str]],
-) -> Int[np.ndarray, ' N']:
-  """Count the words of each bucket in the lines."""
-  words = total(lines)
-  frequencies = np.array([frequency.get(word, 0) for word in words], np.int64)
-  counts = np.array(list(words.values()), np.int64)
-  return np.array(
-    [counts[bucket.holds(frequencies)].sum() for bucket in buckets]
-  )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-  known = [value for value in values if value is not None]
-  return sum(known) / len(known) if known else None
+  shown = rows if texts.train_target else rows[1:]
+  return {'counted_in': counted_in.path, 'buckets': shown}
 
 
 def counted(
-  texts: Texts, run: Map = map, names: Collection[str] | None = None
-) -> dict[str, list[Statistics]]:
+  texts: Texts, run: significance.Map = map, names: Sequence[str] = ()
+) -> dict[str, list[significance.Statistics]]:
   """Count the statistics of every file of each system."""
   files = [text.lines for files in texts.systems.values() for text in files]
   references = [text.lines for text in texts.references]
-  statistics = statistics_of(files, references, texts.target_words, run, names)
+  statistics = significance.statistics_of(
+    files, references, texts.target_words, run, names
+  )
   of_files = iter(statistics)
   return {
     name: list(itertools.islice(of_files, len(files)))
@@ -210,30 +160,17 @@ def counted(
   }
 
 
-class Drawn(NamedTuple):
-  """Buckets that are drawn in a panel, and the words beside them."""
-
-  rows: Sequence[Mapping[str, Any]]
-  x: str
-  y: str
-  title: str
-
-
-def by_length(rows: Sequence[Mapping[str, Any]], title: str) -> Drawn:
-  """Return BLEU by length as it is drawn."""
-  return Drawn(rows, 'words of the source (lines)', 'BLEU', title)
-
-
-def by_frequency(rows: Sequence[Mapping[str, Any]]) -> Drawn:
-  """Return F1 by frequency as it is drawn."""
-  x, y = 'frequency of the word (words)', 'F1 of words (%)'
-  return Drawn(rows, x, y, 'by frequency of the target word')
-
-
 def draw(
-  figure: figures.Figure, axes: Sequence[figures.Axes], drawn: Sequence[Drawn]
+  figure: figures.Figure,
+  axes: Sequence[figures.Axes],
+  lengths: Mapping[str, Sequence[Mapping[str, Any]]],
+  frequencies: Sequence[Mapping[str, Any]],
 ) -> None:
-  """Draw the buckets that are not empty; few lines or words are grey."""
+  """Draw BLEU by length, by titles, and F1; few lines or words are grey."""
+  of_lengths = 'words of the source (lines)', 'BLEU'
+  of_words = 'frequency of the word (words)', 'F1 of words (%)'
+  drawn = [(rows, *of_lengths, title) for title, rows in lengths.items()]
+  drawn.append((frequencies, *of_words, 'by frequency of the target word'))
   for panel, (rows, x, y, title) in zip(axes, drawn, strict=True):
     filled = [row for row in rows if row['count']]
     bars = {

@@ -17,7 +17,6 @@ table with --format.
 """
 
 import argparse
-import dataclasses
 import json
 import logging
 import os
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, get_args
 from fusion_jax.bounds import Positive, number
 from fusion_jax.cli.text_io import open_input, read_lines, split_paths
 from fusion_jax.config.decoding import BleuTokenizer
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import parse_arguments, program_parser
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation import TextFile, Texts
@@ -47,7 +46,13 @@ logger = logging.getLogger(__name__)
 
 def read_texts(arguments: argparse.Namespace) -> Texts:
   """Read all files, then translate with the run directories."""
-  systems = _baseline_first(_systems(arguments.system), arguments.baseline)
+  systems, baseline = _systems(arguments.system), arguments.baseline
+  if baseline:
+    if baseline not in systems:
+      raise InputError(
+        f'--baseline={baseline}: no such system; there are {", ".join(systems)}'
+      )
+    systems = {baseline: systems[baseline]} | systems
   paths = [path for seeds in systems.values() for path in seeds]
   runs = list(filter(os.path.isdir, paths))
   source = read_file(arguments.source)
@@ -55,7 +60,6 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
   texts = {path: read_file(path) for path in paths if path not in runs}
   check_lines(source, [*references, *texts.values()])
   train = arguments.train_target
-  train_target = read_file(train) if train else None
   languages = arguments.source_language, arguments.target_language
   folder = arguments.output / 'translations'
   with write_errors(arguments.output):
@@ -65,7 +69,9 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
       if path in runs:
         file = folder / f'{name}.{seed}.txt'
         texts[path] = translation_of(path, source.lines, languages, file)
-        _log_unreachable(path, references)
+        _, tokenizer = read_tokenizers(Path(path))
+        for text in references:
+          log_unreachable(text.lines, tokenizer, f'{path}, {text.path}')
   if runs:
     languages = _languages({path: texts[path] for path in runs})
   return Texts(
@@ -76,7 +82,7 @@ def read_texts(arguments: argparse.Namespace) -> Texts:
       for name, seeds in systems.items()
     },
     languages,
-    train_target,
+    read_file(train) if train else None,
     arguments.bleu_tokenizer or _bleu_tokenizer(runs),
   )
 
@@ -102,18 +108,6 @@ def _systems(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
   return systems
 
 
-def _baseline_first(
-  systems: dict[str, tuple[str, ...]], baseline: str
-) -> dict[str, tuple[str, ...]]:
-  if not baseline:
-    return systems
-  if baseline not in systems:
-    raise InputError(
-      f'--baseline={baseline}: no such system; there are {", ".join(systems)}'
-    )
-  return {baseline: systems[baseline]} | systems
-
-
 def read_file(path: str) -> TextFile:
   """Read a text."""
   with open_input(path) as file:
@@ -132,12 +126,6 @@ def check_lines(source: TextFile, others: Sequence[TextFile]) -> None:
         f'{len(source.lines):,}: line i of one must translate line i of the '
         'other'
       )
-
-
-def _log_unreachable(run: str, references: Sequence[TextFile]) -> None:
-  _, tokenizer = read_tokenizers(Path(run))
-  for text in references:
-    log_unreachable(text.lines, tokenizer, f'{run}, {text.path}')
 
 
 def _bleu_tokenizer(runs: Sequence[str]) -> str:
@@ -173,8 +161,7 @@ def translation_of(
   text = ''.join(f'{line}\n' for line in translate(model, lines))
   write_whole(path, text.encode())
   data = model.config.data
-  return dataclasses.replace(
-    read_file(str(path)),
+  return read_file(str(path))._replace(
     run=f'{run}, step {model.step}',
     languages=(data.source_language, data.target_language),
   )
@@ -197,11 +184,7 @@ _MOST_JOBS = 8
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax compare',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = program_parser('compare', __doc__)
   add = parser.add_argument
   add('--source', required=True, help='the text that was translated')
   add(

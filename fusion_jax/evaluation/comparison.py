@@ -1,31 +1,24 @@
 """Comparison of systems: scores, tests, buckets and examples; their report."""
 
 import argparse
-import dataclasses
-import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from jaxtyping import Float
 
 from fusion_jax import figures
 from fusion_jax.evaluation import Texts, buckets, significance
-from fusion_jax.evaluation.significance import (
-  CORPUS_SCORES,
-  Map,
-  Statistics,
-  score_of,
-)
 from fusion_jax.metrics import metrics_for, signature_of
-from fusion_jax.tables import Format, markdown_name, table
+from fusion_jax.tables import Format, markdown_name, table, template
 
 # Statistics of each file of each system, the baseline first.
-Counted = Mapping[str, Sequence[Statistics]]
+Counted = Mapping[str, Sequence[significance.Statistics]]
+Map = significance.Map
 Numbers = Mapping[str, Any]
 
 # Each test, sacreBLEU's name of it, and the flag with the number of samples.
@@ -33,8 +26,8 @@ _TESTS = {'bootstrap': ('bs', 'samples'), 'randomisation': ('ar', 'trials')}
 # Dou et al. 2018, Fig. 4: bounds of source lengths in words. Yang et al. 2022
 # do not print those of their Fig. 12, except the last: more than 80.
 _PAPER_LENGTHS = [15, 30, 45]
-# Buckets of lengths with as many lines each, and sentences each way.
-_QUANTILES, _EXAMPLES = 4, 5
+# Sentences each way.
+_EXAMPLES = 5
 _TITLES = {
   'bounds': 'by source length',
   'quantiles': 'by source length, as many lines each',
@@ -72,10 +65,8 @@ def compare(
     'seeds': {name: _seeds(name, counted) for name in metrics},
     'tests': _paired(texts, counted, arguments, run) if others else {},
     'sign_test': {
-      name: dataclasses.asdict(
-        significance.sign_test(
-          counted[baseline][0]['BLEU'], counted[name][0]['BLEU']
-        )
+      name: significance.sign_test(
+        counted[baseline][0]['BLEU'], counted[name][0]['BLEU']
       )
       for name in others
     },
@@ -90,19 +81,21 @@ def compare(
 
 def _seeds(metric: str, counted: Counted) -> dict[str, Any]:
   """Return the scores over the seeds of each system."""
-  seeds = {
-    system: significance.over_seeds(
-      [score_of(metric, x[metric]) for x in files]
-    )
+  scores = {
+    system: [significance.score_of(metric, x[metric]) for x in files]
     for system, files in counted.items()
   }
-  baseline, *others = seeds
-  p_values = {
-    other: significance.welch(seeds[baseline], seeds[other]) for other in others
-  }
+  baseline = next(iter(scores))
   return {
-    system: dataclasses.asdict(x) | {'welch': p_values.get(system)}
-    for system, x in seeds.items()
+    system: {
+      'scores': x,
+      'mean': statistics.fmean(x),
+      'deviation': significance.deviation(x),
+      'welch': None
+      if system == baseline
+      else significance.welch(scores[baseline], x),
+    }
+    for system, x in scores.items()
   }
 
 
@@ -124,7 +117,7 @@ def _paired(
   )
   by_test: dict[str, dict[str, Any]] = {test: {} for test in _TESTS}
   for (test, metric), (signature, systems) in zip(pairs, results, strict=True):
-    values = {name: dataclasses.asdict(x) for name, x in systems.items()}
+    values = {name: x._asdict() for name, x in systems.items()}
     by_test[test][metric] = {'signature': signature, 'systems': values}
   return by_test
 
@@ -135,12 +128,10 @@ def _lengths(
   lengths = buckets.line_lengths(texts.source.lines, texts.languages[0])
   bounds = {
     'bounds': arguments.length_bounds,
-    'quantiles': buckets.quantile_bounds(lengths, _QUANTILES),
+    'quantiles': buckets.quantile_bounds(lengths),
   }
   return {
-    kind: buckets.bleu_by_length(
-      lengths, buckets.buckets_between(limits), counted
-    )
+    kind: buckets.bleu_by_length(lengths, limits, counted)
     for kind, limits in bounds.items()
   }
 
@@ -150,17 +141,17 @@ def _differences(
 ) -> dict[str, list[dict[str, Any]]]:
   """Return the sentences that differ most by chrF2, of the first files."""
   baseline = next(iter(counted))
-  scores = {
-    system: CORPUS_SCORES['chrF2'](counted[system][0]['chrF2'])
+  before, after = (
+    significance.CORPUS_SCORES['chrF2'](counted[system][0]['chrF2'])
     for system in (baseline, name)
-  }
-  change = scores[name] - scores[baseline]
+  )
+  change = after - before
   return {
     way: [
       {
         'line': index + 1,
-        'baseline': float(scores[baseline][index]),
-        'system': float(scores[name][index]),
+        'baseline': float(before[index]),
+        'system': float(after[index]),
         'source': texts.source.lines[index],
         'references': [text.lines[index] for text in texts.references],
         'baseline_text': texts.systems[baseline][0].lines[index],
@@ -175,60 +166,45 @@ def _differences(
 def _largest(change: Float[np.ndarray, ' S']) -> list[int]:
   """Return the indices of the largest changes above 0."""
   order = np.argsort(-change, kind='stable')[:_EXAMPLES]
-  return [int(index) for index in order if change[index] > 0]
+  return order[change[order] > 0].tolist()
 
 
 def report(numbers: Numbers) -> str:
   """Write the results of a comparison section by section."""
+  path = Path(__file__).with_name('comparison.md')
   constants = {'paper_lengths': _PAPER_LENGTHS, 'few': buckets.FEW}
-  text = _template().render(numbers, **constants)
+  made = template(path, name=markdown_name, text=_text, score=_score, p=_p)
+  text = made.render(numbers, **constants)
   return re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  )
-  environment.filters |= {
-    'name': markdown_name,
-    'text': _text,
-    'score': lambda value: '–' if value is None else f'{value:.2f}',
-    'p': _p,
-  }
-  return environment.get_template('comparison.md')
 
 
 def scores_line(numbers: Numbers, system: str) -> str:
   """Describe the scores of a system's first file, with the p-values of BLEU."""
-  scores = ', '.join(
-    f'{metric} {systems[system]["scores"][0]:.2f}'
-    for metric, systems in numbers['seeds'].items()
-  )
+  metrics, tests = numbers['seeds'], (*numbers['tests'], 'sign test')
+  scores = _joined(metrics, _scores(numbers, system))
   if system == numbers['baseline']:
     return f'{system}: {scores}'
-  names = *numbers['tests'], 'sign test'
-  values = zip(names, _p_values(numbers, system), strict=True)
-  tests = ', '.join(f'{test} {p}' for test, p in values)
-  return f'{system}: {scores}; p of BLEU: {tests}'
+  p_values = _joined(tests, _p_values(numbers, system))
+  return f'{system}: {scores}; p of BLEU: {p_values}'
+
+
+def _joined(names: Iterable[str], values: Iterable[str]) -> str:
+  return ', '.join(map(' '.join, zip(names, values, strict=True)))
 
 
 def scores_table(numbers: Numbers, form: Format) -> str:
   """Write the scores of each system's first file, with the p-values of BLEU."""
-  metrics, tests = numbers['seeds'], [*numbers['tests'], 'sign test']
+  tests = *numbers['tests'], 'sign test'
   rows = [
-    [
-      markdown_name(name),
-      *(f'{metrics[metric][name]["scores"][0]:.2f}' for metric in metrics),
-      *_p_values(numbers, name),
-    ]
+    [markdown_name(name), *_scores(numbers, name), *_p_values(numbers, name)]
     for name in numbers['systems']
   ]
-  header = ['system', *metrics, *(f'p, {test}' for test in tests)]
+  header = ['system', *numbers['seeds'], *(f'p, {test}' for test in tests)]
   return table(form, header, rows, numeric=True)
+
+
+def _scores(numbers: Numbers, system: str) -> list[str]:
+  return [_score(x[system]['scores'][0]) for x in numbers['seeds'].values()]
 
 
 def _p_values(numbers: Numbers, system: str) -> list[str]:
@@ -238,6 +214,10 @@ def _p_values(numbers: Numbers, system: str) -> list[str]:
     return [''] * (len(tests) + 1)
   paired = [test['BLEU']['systems'][system]['p_value'] for test in tests]
   return [_p(p) for p in (*paired, numbers['sign_test'][system]['p_value'])]
+
+
+def _score(value: float | None) -> str:
+  return '–' if value is None else f'{value:.2f}'
 
 
 def _p(value: float | None) -> str:
@@ -257,11 +237,9 @@ def draw(numbers: Numbers) -> figures.Figure:
   figure, axes = figures.panels(tested + len(lengths) + 1, size=(6.0, 3.6))
   if tested:
     _draw_differences(axes[0], numbers)
-  drawn = [
-    buckets.by_length(rows, _TITLES[kind]) for kind, rows in lengths.items()
-  ]
-  drawn.append(buckets.by_frequency(numbers['frequencies']['buckets']))
-  buckets.draw(figure, axes[tested:], drawn)
+  titled = {_TITLES[kind]: rows for kind, rows in lengths.items()}
+  frequencies = numbers['frequencies']['buckets']
+  buckets.draw(figure, axes[tested:], titled, frequencies)
   return figure
 
 

@@ -24,6 +24,7 @@ from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
   parse_arguments,
+  program_parser,
 )
 from fusion_jax.errors import InputError
 from fusion_jax.files import as_type, open_file, parse_json, write_whole
@@ -100,8 +101,7 @@ def accuracies(
   items: Sequence[Item], scores: Iterable[Sequence[float]]
 ) -> dict[str, tuple[int, int]]:
   """Count how often the reference is preferred, and all comparisons."""
-  right: collections.Counter[str] = collections.Counter()
-  total: collections.Counter[str] = collections.Counter()
+  right, total = collections.Counter[str](), collections.Counter[str]()
   for item, (reference, *wrong) in zip(items, scores, strict=True):
     total['items'] += 1
     right['items'] += all(reference > score for score in wrong)
@@ -135,34 +135,27 @@ def _scores(
   scorer = Scorer(run, run.config.decoding, progress.add)
   fitting = [all(scorer.fits(*pair) for pair in item.pairs) for item in items]
   if not all(fitting):
+    long = [str(n) for n, fits in enumerate(fitting, 1) if not fits]
     logger.warning(
       '%d items have a side of more than max_source_length=%d subwords and are '
       'left out: number %s',
-      fitting.count(False),
-      run.config.decoding.max_source_length,
-      ', '.join(str(n) for n, fits in enumerate(fitting, 1) if not fits),
+      *(len(long), run.config.decoding.max_source_length, ', '.join(long)),
     )
   chosen = itertools.compress(items, fitting)
   pairs = itertools.chain.from_iterable(item.pairs for item in chosen)
   scored = scorer.score(pairs, 'translation')
-  scores: list[list[float] | None] = []
-  for item, fits in zip(items, fitting, strict=True):
-    of_item = itertools.islice(scored, len(item.pairs)) if fits else ()
-    values = [
-      pair.mean if arguments.score == 'mean' else pair.log_probability
-      for pair in of_item
-    ]
-    scores.append(values or None)
+  name = 'mean' if arguments.score == 'mean' else 'log_probability'
+  values = (getattr(pair, name) for pair in scored)
+  scores = [
+    list(itertools.islice(values, len(item.pairs))) if fits else None
+    for item, fits in zip(items, fitting, strict=True)
+  ]
   progress.finish()
   return scores
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax contrastive',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = program_parser('contrastive', __doc__)
   add = parser.add_argument
   add('--workdir', type=Path, required=True, help='the run directory')
   add('--input', type=Path, required=True, help='the items, JSON')

@@ -25,20 +25,12 @@ differ, about one in ten is below 0.05. The randomisation is two-sided.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import itertools
 import math
 import multiprocessing
 import statistics
-from collections.abc import (
-  Callable,
-  Collection,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -77,9 +69,9 @@ def statistics_of(
   references: Sequence[Sequence[str]],
   language: str | Words,
   run: Map = map,
-  names: Collection[str] | None = None,
+  names: Sequence[str] = (),
 ) -> list[Statistics]:
-  """Count the statistics of every line of every file."""
+  """Count the statistics of every line of every file, or the named ones."""
   starts = range(0, len(references[0]), _CHUNK_LINES)
   parts = [
     [[text[start : start + _CHUNK_LINES] for text in texts] for start in starts]
@@ -99,12 +91,12 @@ def _count(
   files: Sequence[Sequence[str]],
   references: Sequence[Sequence[str]],
   language: str | Words,
-  names: Collection[str] | None,
+  names: Sequence[str],
 ) -> list[Statistics]:
   """Count with sacreBLEU, which has no public function of its counts."""
   counted: list[Statistics] = [{} for _ in files]
   for name, metric in metrics_for(language).items():
-    if names is not None and name not in names:
+    if names and name not in names:
       continue
     metric._ref_cache = metric._cache_references(references)
     for lines, of_file in zip(files, counted, strict=True):
@@ -150,10 +142,8 @@ def corpus_chrf(counts: Float[np.ndarray, 'N 18']) -> Float[np.ndarray, ' N']:
 def corpus_ter(counts: Float[np.ndarray, 'N 2']) -> Float[np.ndarray, ' N']:
   """Compute TER = 100 edits / words of the reference (Snover et al. 2006)."""
   edits, length = counts.T
-  of_nothing = np.where(edits > 0, 1.0, 0.0)
-  return 100 * np.where(
-    length > 0, edits / np.where(length > 0, length, 1), of_nothing
-  )
+  share = edits / np.where(length > 0, length, 1)
+  return 100 * np.where(length > 0, share, edits > 0)
 
 
 # Formulas by the names of `metrics_for`.
@@ -179,16 +169,15 @@ _SEED = 12345
 _CHUNK = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class Paired:
-  """One system in a paired test.
+class Paired(NamedTuple):
+  """One system in a paired test; what there is none of is None.
 
   Attributes:
-    mean: Mean of the scores of the bootstrap samples; None without them.
+    mean: Mean of the scores of the bootstrap samples.
     interval: Half-width of their 95 % interval: mean ± interval.
-    p_value: p-value of no difference to the baseline, which has None.
+    p_value: p-value of no difference to the baseline.
     difference_interval: Half-width of the 95 % interval of the difference to
-      the baseline; None for it and without bootstrap samples.
+      the baseline, by the bootstrap.
   """
 
   score: float
@@ -220,61 +209,42 @@ def _bootstrap(
   score: CorpusScore, counts: Float[np.ndarray, 'N S K'], samples: int
 ) -> Iterator[Paired]:
   """Test against the first of N systems."""
-  drawn = [
-    np.matmul(weights, counts)
-    for weights in _bootstrap_weights(counts.shape[1], samples)
-  ]
-  sampled = [score(of_system) for of_system in np.concatenate(drawn, 1)]
-  whole = score(counts.sum(axis=1))
-  for index, scores in enumerate(sampled):
-    mean, interval = _interval(scores)
-    result = Paired(float(whole[index]), mean, interval)
-    if index:
-      difference = scores - sampled[0]
-      change = np.abs(difference)
-      p_value = max(
-        _p_value(change - change.mean(), abs(whole[index] - whole[0])),
-        least_p_value(counts[0], counts[index]),
-      )
-      _, spread = _interval(difference)
-      result = dataclasses.replace(
-        result, p_value=p_value, difference_interval=spread
-      )
-    yield result
-
-
-def _bootstrap_weights(
-  lines: int, samples: int
-) -> Iterator[Float[np.ndarray, 'N S']]:
-  """Yield how often each line is drawn, for some samples at a time."""
+  lines, drawn = counts.shape[1], []
   generator = np.random.default_rng(_SEED)
   for start in range(0, samples, _CHUNK):
     size = min(_CHUNK, samples - start), lines
     indices = generator.choice(lines, size=size, replace=True)
-    yield np.stack(
-      [np.bincount(row, minlength=lines) for row in indices]
-    ).astype(np.float64)
+    times = [np.bincount(row, minlength=lines) for row in indices]
+    drawn.append(np.matmul(np.array(times, np.float64), counts))
+  sampled = [score(of_system) for of_system in np.concatenate(drawn, 1)]
+  whole = score(counts.sum(axis=1))
+  yield Paired(float(whole[0]), *_interval(sampled[0]))
+  for index in range(1, len(counts)):
+    difference = sampled[index] - sampled[0]
+    change = np.abs(difference)
+    p_value = max(
+      _p_value(change - change.mean(), abs(whole[index] - whole[0])),
+      least_p_value(counts[0], counts[index]),
+    )
+    mean, interval = _interval(sampled[index])
+    _, spread = _interval(difference)
+    yield Paired(float(whole[index]), mean, interval, p_value, spread)
 
 
 def _randomisation(
   score: CorpusScore, counts: Float[np.ndarray, 'N S K'], trials: int
 ) -> Iterator[Paired]:
   """Test against the first of N systems."""
-  totals, lines = counts.sum(axis=1), counts.shape[1]
+  totals, size = counts.sum(axis=1), (trials, counts.shape[1])
   whole = score(totals)
-  swaps = np.random.default_rng(_SEED).integers(
-    2, size=(trials, lines), dtype=bool
-  )
+  swaps = np.random.default_rng(_SEED).integers(2, size=size, dtype=bool)
   yield Paired(float(whole[0]))
   for index in range(1, len(counts)):
     # Counts of both systems after random swaps of their outputs.
     change = counts[0] - counts[index]
-    one = totals[index] + np.concatenate(
-      [
-        swaps[start : start + _CHUNK].astype(np.float64) @ change
-        for start in range(0, trials, _CHUNK)
-      ]
-    )
+    starts = range(0, trials, _CHUNK)
+    chunks = (swaps[n : n + _CHUNK].astype(np.float64) for n in starts)
+    one = totals[index] + np.concatenate([chunk @ change for chunk in chunks])
     other = totals[0] + totals[index] - one
     differences = np.abs(score(one) - score(other))
     p_value = _p_value(differences, abs(whole[index] - whole[0]))
@@ -302,19 +272,9 @@ def _interval(scores: Float[np.ndarray, ' N']) -> tuple[float, float]:
   return float(scores.mean()), float(half)
 
 
-@dataclasses.dataclass(frozen=True)
-class SignTest:
-  """Sentences that raise, lower or keep BLEU in place of the baseline's."""
-
-  better: int
-  worse: int
-  same: int
-  p_value: float
-
-
 def sign_test(
   baseline: Float[np.ndarray, 'S 10'], system: Float[np.ndarray, 'S 10']
-) -> SignTest:
+) -> dict[str, int | float]:
   """Run the sign test of Collins, Koehn and Kucerova 2005.
 
   Each sentence of the baseline's output in turn is replaced by the system's,
@@ -328,44 +288,29 @@ def sign_test(
   worse = int((change < -ROUNDING).sum())
   drawn = better + worse
   p_value = float(stats.binomtest(better, drawn).pvalue) if drawn else 1.0
-  return SignTest(better, worse, len(change) - drawn, p_value)
+  same = len(change) - drawn
+  return {'better': better, 'worse': worse, 'same': same, 'p_value': p_value}
 
 
-@dataclasses.dataclass(frozen=True)
-class Seeds:
-  """Scores of a system by seed; their deviation (n - 1) is None for one."""
-
-  scores: tuple[float, ...]
-  mean: float
-  deviation: float | None
+def deviation(scores: Sequence[float]) -> float | None:
+  """Return the sample standard deviation (n - 1); None for one score."""
+  return statistics.stdev(scores) if len(scores) > 1 else None
 
 
-def over_seeds(scores: Sequence[float]) -> Seeds:
-  """Compute mean and sample standard deviation of one or more scores."""
-  deviation = statistics.stdev(scores) if len(scores) > 1 else None
-  return Seeds(tuple(scores), statistics.fmean(scores), deviation)
-
-
-def welch(baseline: Seeds, system: Seeds) -> float | None:
-  """Run Welch's t-test: two-sided, variances may differ."""
-  if baseline.deviation is None or system.deviation is None:
-    return None
-  if not (baseline.deviation or system.deviation):
-    return 1.0 if baseline.mean == system.mean else None
-  test = stats.ttest_ind_from_stats(
-    baseline.mean,
-    baseline.deviation,
-    len(baseline.scores),
-    system.mean,
-    system.deviation,
-    len(system.scores),
-    equal_var=False,
+def welch(baseline: Sequence[float], system: Sequence[float]) -> float | None:
+  """Run Welch's t-test over seeds: two-sided, variances may differ."""
+  one, other = (
+    (statistics.fmean(x), deviation(x), len(x)) for x in (baseline, system)
   )
+  if one[1] is None or other[1] is None:
+    return None
+  if not (one[1] or other[1]):
+    return 1.0 if one[0] == other[0] else None
+  test = stats.ttest_ind_from_stats(*one, *other, equal_var=False)
   return float(test.pvalue)
 
 
-@dataclasses.dataclass(frozen=True)
-class Pooled:
+class Pooled(NamedTuple):
   """Deviation of a run over seeds, of all systems together.
 
   sqrt(sum (x - mean of its system)^2 / freedom), freedom = sum (n - 1).
@@ -406,16 +351,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
   The i-th smallest of m is multiplied by m - i + 1, and none is below one that
   was smaller.
   """
-  order = sorted(range(len(p_values)), key=p_values.__getitem__)
-  corrected, least = [0.0] * len(p_values), 0.0
-  for place, index in enumerate(order):
-    least = max(least, min(1.0, (len(order) - place) * p_values[index]))
-    corrected[index] = least
-  return corrected
+  order = np.argsort(p_values, kind='stable')
+  factors = np.arange(len(order), 0, -1)
+  raised = np.maximum.accumulate(factors * np.array(p_values)[order])
+  corrected = np.empty(len(order))
+  corrected[order] = np.minimum(raised, 1)
+  return corrected.tolist()
 
 
-@dataclasses.dataclass(frozen=True)
-class LossDifference:
+class LossDifference(NamedTuple):
   """In nats a subword, with its standard error over lines."""
 
   nats: float

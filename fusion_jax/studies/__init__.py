@@ -28,7 +28,7 @@ def study(
   from fusion_jax.studies.carry_out import Folder
 
   read, folder = plan.read(Path(file).absolute()), Folder(Path(workdir))
-  team = workers.Workers(read, folder, workers.Sharing(jobs))
+  team = workers.Workers(read, folder, jobs)
   team.carry_out(lambda run: page.write(read, folder))
   page.write(read, folder)
   return [row.record for row in statistics.rows(read, folder)]

@@ -18,7 +18,7 @@ import signal
 from pathlib import Path
 
 from fusion_jax.bounds import Positive, number
-from fusion_jax.config.flags import parse_arguments
+from fusion_jax.config.flags import parse_arguments, program_parser
 from fusion_jax.errors import CheckFailed
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -44,11 +44,7 @@ def _cores(text: str) -> set[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog='fusion-jax study',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = program_parser('study', __doc__)
   add = parser.add_argument
   add('file', type=Path, metavar='FILE.toml')
   add('--workdir', type=Path, required=True, help='for runs and pages')
@@ -83,7 +79,7 @@ def main(argv: list[str]) -> int:
     os.sched_setaffinity(0, arguments.cores)
   if arguments.nice:
     os.nice(10)  # The runs inherit it.
-  from fusion_jax.studies import carry_out, page, plan, report, workers
+  from fusion_jax.studies import carry_out, page, plan, workers
 
   study = plan.read(arguments.file.absolute())
   folder = carry_out.Folder(arguments.workdir)
@@ -97,12 +93,11 @@ def main(argv: list[str]) -> int:
     print(page.write(study, folder))
     return 0
   part, parts = arguments.only
-  sharing = workers.Sharing(arguments.jobs, part, parts)
-  team = workers.Workers(study, folder, sharing)
+  team = workers.Workers(study, folder, arguments.jobs, part, parts)
   signal.signal(signal.SIGTERM, lambda *_: team.stop())
   if arguments.plan:
     team.time()
-    print(report.plan_table(study, folder))
+    print(page.plan_table(study, folder))
     return 0
   team.carry_out(lambda run: page.write(study, folder))
   print(page.write(study, folder))

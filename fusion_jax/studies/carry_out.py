@@ -72,15 +72,10 @@ class Folder:
 
   def strangers(self, study: Study) -> list[str]:
     """Return the finished runs that the study file does not ask for."""
-    known = {self.of(run) for run in study.runs}
-    folders = (
-      path.parent for path in self.workdir.glob('runs/*/*/result.json')
-    )
-    return sorted(
-      folder.relative_to(self.workdir / 'runs').as_posix()
-      for folder in folders
-      if folder not in known
-    )
+    runs = self.workdir / 'runs'
+    found = {x.parent for x in runs.glob('*/*/result.json')}
+    others = found - {self.of(run) for run in study.runs}
+    return sorted(folder.relative_to(runs).as_posix() for folder in others)
 
 
 def shown(test: str) -> str:
@@ -158,9 +153,8 @@ def _tests(
       from fusion_jax.cli.run import load_comet
 
       comet = load_comet(study.file.comet)
-      of_test['comet'] = float(
-        str(comet(sources, lines, references)).split()[-1]
-      )
+      said = str(comet(sources, lines, references))
+      of_test['comet'] = float(said.split()[-1])
     numbers[test] = of_test
     text = ''.join(f'{line}\n' for line in lines).encode()
     packed = gzip.compress(text, mtime=0)
@@ -170,11 +164,12 @@ def _tests(
 
 
 def _of_training(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
-  rows: dict[str, list[dict[str, Any]]] = {}
-  for row in read_metrics(workdir / 'metrics.jsonl'):
-    rows.setdefault(row['kind'], []).append(row)
-  train, valid = rows['train'], rows['valid']
-  fusion = rows.get('fusion', [{}])[-1]
+  rows = read_metrics(workdir / 'metrics.jsonl')
+  train, valid, fusion = (
+    [row for row in rows if row['kind'] == kind]
+    for kind in ('train', 'valid', 'fusion')
+  )
+  learned = fusion[-1] if fusion else {}
   return {
     'updates': valid[-1]['step'],
     'parameters': parameters(config),
@@ -183,7 +178,7 @@ def _of_training(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
     'seconds_an_update': _seconds_an_update(train),
     'peak_memory': max(row['peak_memory'] for row in train),
     'curve': [[row['step'], row['loss']] for row in valid],
-    'fusion': {k: v for k, v in fusion.items() if k not in ('kind', 'step')},
+    'fusion': {k: v for k, v in learned.items() if k not in ('kind', 'step')},
     'config': to_dict(config),
   }
 
@@ -192,7 +187,7 @@ def _seconds_an_update(train: list[dict[str, Any]]) -> float:
   """Return the time of an update after the first row, in which XLA compiles."""
   first, last = train[0], train[-1]
   if len(train) == 1:
-    return last['seconds'] / last['step']
+    first = {'seconds': 0, 'step': 0}
   seconds = last['seconds'] - first['seconds']
   return seconds / (last['step'] - first['step'])
 
@@ -215,13 +210,10 @@ def held(folder: Path) -> Iterator[bool]:
   """Hold the lock of a run; gives whether it could be had."""
   folder.mkdir(parents=True, exist_ok=True)
   lock = filelock.FileLock(folder / 'lock')
-  try:
+  with contextlib.suppress(filelock.Timeout):
     lock.acquire(timeout=0)
-  except filelock.Timeout:
-    yield False
-    return
   try:
-    yield True
+    yield lock.is_locked
   finally:
     lock.release()
 

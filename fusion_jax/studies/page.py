@@ -1,14 +1,11 @@
-"""The page of a study, which grows while it runs, and its tables as files."""
+"""The plan of a study, and its page with tables, which grow while it runs."""
 
-import functools
 import json
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from fusion_jax import figures
 from fusion_jax.data.corpora import open_corpus
@@ -16,16 +13,38 @@ from fusion_jax.evaluation import TextFile, Texts, buckets
 from fusion_jax.files import write_whole
 from fusion_jax.studies import statistics as numbers
 from fusion_jax.studies.carry_out import Folder, shown
-from fusion_jax.studies.plan import Study, deviations
+from fusion_jax.studies.plan import Study, deviations, operations, parameters
 from fusion_jax.studies.statistics import Metric, Row
-from fusion_jax.tables import Format, table
+from fusion_jax.tables import Format, table, template
 
 _HERE = Path(__file__).parent
 NONE = '–'
-# Buckets of lengths with as many lines each.
-_BUCKETS = 4
 # Tables as files, by the ends of their names.
 _FORMS: dict[str, Format] = {'csv': 'csv', 'tex': 'latex'}
+
+
+def plan_table(study: Study, folder: Folder) -> str:
+  """Return the runs with sizes, state and, where one was timed, hours."""
+  header = ['run', 'parameters', 'multiply-adds', 'updates', 'hours']
+  header += ['apart', 'state']
+  results = filter(None, map(folder.result, (*study.runs, study.timing)))
+  timed = next(results, {'seconds_an_update': 0.0, 'operations': 1})
+  speed = timed['seconds_an_update'] / timed['operations']
+  rows, left = [], 0.0
+  for run in study.runs:
+    count, steps = operations(run.config), run.config.training.steps
+    hours = count * steps * speed / 3_600
+    state = 'finished' if folder.is_finished(run) else folder.failure(run)
+    left += 0 if state == 'finished' else hours
+    apart = deviations(study, run.contestant).items()
+    row = [run.name, f'{parameters(run.config):,}', f'{count:,}', f'{steps:,}']
+    row += [f'{hours:.2f}' if speed else '?']
+    row += [' '.join(f'{what} {share:+.2%}' for what, share in apart)]
+    rows.append([*row, state or 'open'])
+  known = f'{left:.1f} hours are left'
+  total = known if speed else 'hours are known after the first run'
+  text = table('markdown', header, rows)
+  return f'{text}\n{len(study.runs)} runs; {total}'
 
 
 def write(study: Study, folder: Folder) -> Path:
@@ -43,19 +62,20 @@ def write(study: Study, folder: Folder) -> Path:
   records = json.dumps([row.record for row in rows], indent=1)
   write_whole(folder.workdir / 'records.json', f'{records}\n'.encode())
   page = folder.workdir / 'study.html'
-  html = _template().render(
+  made = template(_HERE / 'page.html', _HERE.parent / 'analysis/report')
+  command = ['fusion-jax', 'study', str(study.path)]
+  html = made.render(
     study=study,
     shown=shown,
     rows=rows,
     summary=summary(study, rows, means),
-    metrics=metrics,
-    tests=[_tests_table(metric) for metric in metrics],
-    needed=[_needed(study, metric) for metric in metrics],
+    tests=[(metric.name, *_tests(metric)) for metric in metrics],
+    needed=[numbers.cannot_tell(x, len(study.file.seeds)) for x in metrics],
     equal=list(_equal(study)),
     pictures=_pictures(study, rows, metrics, folder),
     paired=list(numbers.paired(study, rows, folder)),
     learned=list(_learned(rows)),
-    command=_command(study, folder),
+    command=shlex.join([*command, f'--workdir={folder.workdir}']),
     missing=[row for row in rows if not row.result],
   )
   write_whole(page, html.encode())
@@ -86,11 +106,8 @@ def _costs(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return [NONE] * 6
   first = results[0]
   seconds = statistics.median(x['seconds_an_update'] for x in results)
-  speeds = [
-    test['lines'] / test['seconds']
-    for result in results
-    for test in result['tests'].values()
-  ]
+  tests = [test for x in results for test in x['tests'].values()]
+  speeds = [test['lines'] / test['seconds'] for test in tests]
   return [
     f'{first["parameters"]:,}',
     f'{first["operations"]:,}',
@@ -127,7 +144,7 @@ def p_value(value: float | None) -> str:
   return '<0.001' if value < 0.001 else f'{value:.3f}'
 
 
-def _tests_table(metric: Metric) -> dict[str, Any]:
+def _tests(metric: Metric) -> tuple[list[str], list[list[str]]]:
   """Return every test of a metric, with Welch's beside the pooled one."""
   lines = [
     [
@@ -140,15 +157,10 @@ def _tests_table(metric: Metric) -> dict[str, Any]:
     for name, one in metric.differences.items()
   ]
   header = ['contestant', 'seeds', 'difference', '95 % interval']
-  header += ['p, pooled', 'p, Holm', 'p, Welch']
-  return {'name': metric.name, 'header': header, 'lines': lines}
+  return [*header, 'p, pooled', 'p, Holm', 'p, Welch'], lines
 
 
-def _needed(study: Study, metric: Metric) -> str:
-  return numbers.cannot_tell(metric, len(study.file.seeds))
-
-
-def _equal(study: Study):
+def _equal(study: Study) -> Iterator[str]:
   """Say by what a contestant is equal to another, and how nearly."""
   for name, contestant in study.file.contestants.items():
     apart = deviations(study, name)
@@ -163,35 +175,26 @@ def _pictures(
   pictures = {'curves': _curves(rows)}
   for metric in metrics:
     if metric.differences and metric.pooled:
-      pictures[metric.name] = forest(metric)
+      size = (6.4, 1.2 + 0.3 * len(metric.differences))
+      figure, (axes,) = figures.panels(1, 1, size)
+      draw_differences(axes, metric)
+      axes.set_xlabel(f'{metric.name}: difference (seeds), 95 % interval')
+      pictures[metric.name] = figure
   done = [row for row in rows if row.result]
   for test in study.tests if done else ():
     name = f'{shown(test)}: means over the finished seeds'
-    pictures[name] = _buckets(study, done, test, folder)
-  return {name: _svg(figure) for name, figure in pictures.items()}
-
-
-def _svg(figure: figures.Figure) -> str:
-  text = figures.as_svg(figure).decode()
-  return text[text.index('<svg') :]
-
-
-def forest(metric: Metric) -> figures.Figure:
-  """Draw each difference with its interval, the best on top."""
-  size = (6.4, 1.2 + 0.3 * len(metric.differences))
-  figure, (axes,) = figures.panels(1, 1, size)
-  draw_differences(axes, metric)
-  axes.set_xlabel(f'{metric.name}: difference (seeds), 95 % interval')
-  return figure
+    pictures[name] = _buckets(done, test, folder)
+  texts = {
+    name: figures.encoded(figure, 'svg').decode()
+    for name, figure in pictures.items()
+  }
+  return {name: text[text.index('<svg') :] for name, text in texts.items()}
 
 
 def draw_differences(axes: figures.Axes, metric: Metric) -> None:
-  """Draw the differences of a metric; those that are clear have a colour."""
-  ordered = sorted(
-    metric.differences.items(),
-    key=lambda item: item[1].mean,
-    reverse=metric.is_loss,
-  )
+  """Draw the differences of a metric, the best on top; the clear in colour."""
+  every, less = metric.differences.items(), metric.is_loss
+  ordered = sorted(every, key=lambda item: item[1].mean, reverse=less)
   colours = {0: '#888888', 1: figures.COLOURS[0], -1: figures.COLOURS[1]}
   for height, (_, one) in enumerate(ordered):
     colour = colours[metric.gain(one)]
@@ -206,16 +209,16 @@ def draw_differences(axes: figures.Axes, metric: Metric) -> None:
 def _curves(rows: Sequence[Row]) -> figures.Figure:
   """Draw the validation losses, seeds of a contestant in one colour."""
   figure, (axes,) = figures.panels(1, 1, (6.4, 3.6))
-  looks = figures.styles()
-  colours: dict[str, Any] = {}
+  names = dict.fromkeys(row.run.contestant for row in rows)
+  looks = dict(zip(names, figures.styles(), strict=False))
+  seen = set[str]()
   for row in rows:
     name = row.run.contestant
-    first = name not in colours
-    look = colours.setdefault(name, None) or next(looks)
-    colours[name] = look
     if row.result:
       steps, losses = zip(*row.result['curve'], strict=True)
-      axes.plot(steps, losses, label=name if first else None, **look)
+      label = None if name in seen else name
+      axes.plot(steps, losses, label=label, **looks[name])
+    seen.add(name)
   axes.set_xlabel('update')
   axes.set_ylabel('validation loss, nats')
   if any(row.result for row in rows):
@@ -223,31 +226,21 @@ def _curves(rows: Sequence[Row]) -> figures.Figure:
   return figure
 
 
-def _buckets(
-  study: Study, done: Sequence[Row], test: str, folder: Folder
-) -> figures.Figure:
+def _buckets(done: Sequence[Row], test: str, folder: Folder) -> figures.Figure:
   """Draw BLEU by source length and F1 by frequency, means over the seeds."""
-  texts = _texts(study, done, test, folder)
+  texts = _texts(done, test, folder)
   lengths = buckets.line_lengths(texts.source.lines, texts.languages[0])
-  bounds = buckets.quantile_bounds(lengths, _BUCKETS)
-  rows = buckets.bleu_by_length(
-    lengths,
-    buckets.buckets_between(bounds),
-    buckets.counted(texts, names=['BLEU']),
-  )
+  bounds = buckets.quantile_bounds(lengths)
+  counted = buckets.counted(texts, names=['BLEU'])
+  rows = buckets.bleu_by_length(lengths, bounds, counted)
   frequencies = buckets.f1_of_texts(texts)['buckets']
-  drawn = [
-    buckets.by_length(rows, 'by source length, as many lines each'),
-    buckets.by_frequency(frequencies),
-  ]
   figure, axes = figures.panels(2, 1, (6.4, 3.4))
-  buckets.draw(figure, axes, drawn)
+  titled = {'by source length, as many lines each': rows}
+  buckets.draw(figure, axes, titled, frequencies)
   return figure
 
 
-def _texts(
-  study: Study, done: Sequence[Row], test: str, folder: Folder
-) -> Texts:
+def _texts(done: Sequence[Row], test: str, folder: Folder) -> Texts:
   """Return a test set and the translations of every seed."""
   config = done[0].run.config
   pairs = open_corpus(test, config.data).read()
@@ -256,20 +249,17 @@ def _texts(
   )
   systems: dict[str, tuple[TextFile, ...]] = {}
   for row in done:
-    lines = tuple(folder.translations(row.run, test))
+    made = TextFile(test, tuple(folder.translations(row.run, test)))
     seeds = systems.get(row.run.contestant, ())
-    systems[row.run.contestant] = (*seeds, TextFile(test, lines))
-  return Texts(
-    source,
-    (reference,),
-    systems,
-    (config.data.source_language, config.data.target_language),
-    None,
-    config.decoding.bleu_tokenizer,
-  )
+    systems[row.run.contestant] = (*seeds, made)
+  languages = config.data.source_language, config.data.target_language
+  tokenizer = config.decoding.bleu_tokenizer
+  return Texts(source, (reference,), systems, languages, None, tokenizer)
 
 
-def _learned(rows: Sequence[Row]):
+def _learned(
+  rows: Sequence[Row],
+) -> Iterator[tuple[str, list[str], list[list[str]]]]:
   """Yield what the fusions of a contestant report, by seed."""
   by_name: dict[str, dict[int, Mapping[str, float]]] = {}
   for row in rows:
@@ -283,25 +273,3 @@ def _learned(rows: Sequence[Row]):
       for key in keys
     ]
     yield name, [''] + [f'seed {seed}' for seed in seeds], lines
-
-
-def _command(study: Study, folder: Folder) -> str:
-  words = [
-    'fusion-jax',
-    'study',
-    str(study.path),
-    f'--workdir={folder.workdir}',
-  ]
-  return shlex.join(words)
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader([_HERE, _HERE.parent / 'analysis/report']),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
-  )
-  return environment.get_template('page.html')

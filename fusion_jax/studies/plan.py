@@ -30,7 +30,7 @@ import itertools
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -49,7 +49,6 @@ from fusion_jax.files import as_type
 
 # What a plain model may have in common with another contestant.
 Equal = Literal['parameters', 'operations', 'updates', 'seconds']
-_SIZES = 'parameters', 'operations'
 # Updates of the run that tells how long the others take.
 _TIMED = 40
 # Where a run is trained and how it is named; nothing that alters it.
@@ -61,7 +60,6 @@ class Contestant:
   """A contestant of a study file.
 
   Attributes:
-    fields: What it changes in the config of the study.
     start: Contestant or run directory whose parameters it starts from; '': it
       is trained from scratch. None: the study's.
     match: What a plain model shall have as much of as which contestant.
@@ -82,9 +80,7 @@ class StudyFile:
   """The content of a study file; see the module.
 
   Attributes:
-    config: Config that all contestants change.
     contestants: By name; the first is the baseline.
-    seeds: Values of training.seed.
     tests: Corpora to translate, as in `data.test`.
     fields: What all contestants change in the config.
     start, choose: Of the contestants that say nothing else, and that no other
@@ -118,7 +114,6 @@ class Run(NamedTuple):
   """A training of a study.
 
   Attributes:
-    contestant: Its name.
     config: Config, but for what the runs that it needs decide.
     digest: SHA-256 of all that alters it.
     start: Run that it starts from.
@@ -158,12 +153,8 @@ class Run(NamedTuple):
 class Study(NamedTuple):
   """A study file with its runs; each is behind those that it needs.
 
-  Attributes:
-    path: Where the file is.
-    file: Its content.
-    runs: The runs.
-    tests: Corpora to translate.
-    timing: A few updates of the baseline, which tell how long the runs take.
+  The run `timing` is a few updates of the baseline, which tell how long all
+  take.
   """
 
   path: Path
@@ -217,9 +208,8 @@ def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> Row:
   for name, value in over.items():
     before = result.get(name)
     if isinstance(value, Mapping) and isinstance(before, Mapping):
-      result[name] = _merged(before, value)
-    else:
-      result[name] = value
+      value = _merged(before, value)
+    result[name] = value
   return result
 
 
@@ -235,15 +225,12 @@ class _Planner:
     """Return the study; every contestant is checked."""
     for test in self._tests:
       corpora.check_files(test, self._base.data, 'data.test')
-    runs = {
-      run: None
-      for seed in self._file.seeds
-      for name in self._file.contestants
-      for run in _with_needs(self.run(name, seed))
-    }
-    return Study(
-      self._path, self._file, tuple(runs), self._tests, self._timing()
+    every = itertools.product(self._file.seeds, self._file.contestants)
+    runs = dict.fromkeys(
+      run for seed, name in every for run in with_needs(self.run(name, seed))
     )
+    timing = self._timing()
+    return Study(self._path, self._file, tuple(runs), self._tests, timing)
 
   @functools.cache  # noqa: B019
   def run(self, name: str, seed: int) -> Run:
@@ -258,8 +245,7 @@ class _Planner:
       timed = self.run(plain, seed), self.run(like, seed)
     altered = [self._file.average, self._tests, contestant.start]
     parts = (*trials, *timed, *((start,) if start else ()))
-    altered += [part.digest for part in parts]
-    digest = _digest(config, altered)
+    digest = _digest(config, altered + [part.digest for part in parts])
     return Run(name, config, digest, start, trials, timed, origin=origin)
 
   @functools.cache  # noqa: B019
@@ -342,18 +328,15 @@ class _Planner:
 
 def _short(seed: int, steps: int) -> Row:
   """Return the fields of a short run, which logs its speed after the start."""
-  every = ('steps', 'validate_every', 'save_every')
-  fields = {f'training.{name}': steps for name in every}
-  return {
-    'training.seed': seed,
-    'training.log_every': max(1, steps // 2),
-    **fields,
-  }
+  every = 'training.steps', 'training.validate_every', 'training.save_every'
+  speed = {'training.seed': seed, 'training.log_every': max(1, steps // 2)}
+  return speed | dict.fromkeys(every, steps)
 
 
-def _with_needs(run: Run) -> Iterator[Run]:
+def with_needs(run: Run) -> Iterator[Run]:
+  """Yield a run behind those that it needs."""
   for needed in run.needs:
-    yield from _with_needs(needed)
+    yield from with_needs(needed)
   yield run
 
 
@@ -379,11 +362,8 @@ def as_the_plain_model(config: ExperimentConfig) -> Row:
 
 
 def _digest(config: ExperimentConfig, others: Sequence[Any]) -> str:
-  fields = {
-    name: value
-    for name, value in flatten(config).items()
-    if name not in _PLACES
-  }
+  every = flatten(config).items()
+  fields = {name: value for name, value in every if name not in _PLACES}
   text = json.dumps([fields, others], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 
@@ -406,6 +386,12 @@ def operations(config: ExperimentConfig) -> int:
   return multiplied(Transformer(config.model, size, size, start_id=2))
 
 
+_SIZES: Mapping[str, Callable[[ExperimentConfig], int]] = {
+  'parameters': parameters,
+  'operations': operations,
+}
+
+
 def matched(
   config: ExperimentConfig, like: ExperimentConfig, equal: Equal
 ) -> ExperimentConfig:
@@ -418,7 +404,7 @@ def matched(
     ratio = operations(like) / operations(config)
     steps = round(like.training.steps * ratio)
     return changed(config, {'training.steps': steps})
-  count = parameters if equal == 'parameters' else operations
+  count = _SIZES[equal]
   first = config.model.filter
   wider = changed(config, {'model.filter': first + 1})
   slope = count(wider) - count(config)
@@ -431,10 +417,8 @@ def matched(
 def deviations(study: Study, name: str) -> dict[str, float]:
   """Return how far a contestant is from what it matches, as a share."""
   configs = {run.contestant: run.config for run in study.runs}
-  config = configs[name]
-  counts: dict[str, float] = {}
-  for equal, like in study.file.contestants[name].match.items():
-    if equal in _SIZES:
-      count = parameters if equal == 'parameters' else operations
-      counts[equal] = count(config) / count(configs[like]) - 1
-  return counts
+  return {
+    equal: _SIZES[equal](configs[name]) / _SIZES[equal](configs[like]) - 1
+    for equal, like in study.file.contestants[name].match.items()
+    if equal in _SIZES
+  }

@@ -1,24 +1,18 @@
 """What the finished runs of a study say: rows, differences and tests."""
 
+import functools
 import statistics
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fusion_jax.evaluation.significance import (
-  LossDifference,
-  Pooled,
-  holm,
-  over_seeds,
-  paired_losses,
-  paired_test,
-  statistics_of,
-  welch,
-)
+from fusion_jax.data.corpora import open_corpus
+from fusion_jax.evaluation import significance
 from fusion_jax.metrics import words_of
 from fusion_jax.studies.carry_out import Folder, file_name, shown
 from fusion_jax.studies.plan import Run, Study
 
+_LOSS = 'validation loss'
 # Of the bootstrap.
 _SAMPLES = 1_000
 # A difference is clear below this p.
@@ -48,10 +42,11 @@ class Row(NamedTuple):
       'state': state,
       'reason': self.failure,
     }
-    for name, value in (self.result or {}).items():
-      if isinstance(value, int | float | str) and name != 'config':
+    result = self.result or {}
+    for name, value in result.items():
+      if isinstance(value, int | float | str):
         record[name] = value
-    for test, scores in (self.result or {}).get('tests', {}).items():
+    for test, scores in result.get('tests', {}).items():
       record |= {f'{file_name(test)}/{x}': y for x, y in scores.items()}
     return record
 
@@ -69,13 +64,11 @@ class Difference(NamedTuple):
   """A contestant beside the baseline, over the seeds that both have.
 
   Attributes:
-    mean: Mean difference.
     interval: Half of its 95 % interval, by the pooled deviation; None if no
       contestant has several seeds.
     p_value: Of a t-test with the pooled deviation.
     holm: The same, corrected for the number of contestants.
     welch: Of Welch's t-test, which takes the two contestants alone.
-    seeds: The seeds.
   """
 
   mean: float
@@ -90,8 +83,6 @@ class Metric(NamedTuple):
   """A number of all contestants, and their differences to the baseline.
 
   Attributes:
-    name: What it is.
-    values: By contestant and seed.
     pooled: Deviation over seeds of all contestants together.
     differences: By contestant; the baseline has none.
     digits: That are shown.
@@ -100,7 +91,7 @@ class Metric(NamedTuple):
 
   name: str
   values: Values
-  pooled: Pooled | None
+  pooled: significance.Pooled | None
   differences: Mapping[str, Difference]
   digits: int
   is_loss: bool
@@ -134,56 +125,51 @@ def compared(
 
   The seeds of all `settings`, if there are any, tell the deviation together.
   """
-
-  def metric(name: str, number: Number, digits: int = 2) -> Metric:
-    values = _values(results, number)
-    pooled = _pooled(_values(x, number) for x in settings or [results])
-    made = differences(values, baseline, pooled)
-    is_loss = name == 'validation loss'
-    return Metric(name, values, pooled, made, digits, is_loss)
-
-  measured = [metric('validation loss', _of('validation_nll'), 4)]
+  columns: dict[str, Number] = {_LOSS: lambda result: result['validation_nll']}
   for key, name in scores.items():
     if len(tests) > 1:
-      measured.append(metric(f'{name}, mean', _mean_of(key)))
-    measured += [
-      metric(f'{name}, {shown(test)}', _of('tests', test, key))
+      columns[f'{name}, mean'] = functools.partial(_mean, key)
+    columns |= {
+      f'{name}, {shown(test)}': functools.partial(_score, test, key)
       for test in tests
-    ]
-  return measured
+    }
+  return [
+    _metric(name, number, results, baseline, settings or [results])
+    for name, number in columns.items()
+  ]
 
 
-def _of(*names: str) -> Number:
-  def number(result: Any) -> float:
-    for name in names:
-      result = result[name]
-    return result
-
-  return number
+def _mean(key: str, result: Mapping[str, Any]) -> float:
+  return statistics.fmean(test[key] for test in result['tests'].values())
 
 
-def _mean_of(key: str) -> Number:
-  return lambda result: statistics.fmean(
-    test[key] for test in result['tests'].values()
+def _score(test: str, key: str, result: Mapping[str, Any]) -> float:
+  return result['tests'][test][key]
+
+
+def _metric(
+  name: str,
+  number: Number,
+  results: Results,
+  baseline: str,
+  settings: Sequence[Results],
+) -> Metric:
+  values, *every = (
+    {
+      name: {seed: number(result) for seed, result in seeds.items()}
+      for name, seeds in of_setting.items()
+    }
+    for of_setting in (results, *settings)
   )
-
-
-def _values(results: Results, number: Number) -> Values:
-  return {
-    name: {seed: number(result) for seed, result in seeds.items()}
-    for name, seeds in results.items()
-  }
-
-
-def _pooled(settings: Iterable[Values]) -> Pooled | None:
-  """Return the deviation over seeds of all contestants of some settings."""
-  return Pooled.of(
-    [list(seeds.values()) for values in settings for seeds in values.values()]
+  pooled = significance.Pooled.of(
+    [[*x.values()] for y in every for x in y.values()]
   )
+  made, is_loss = differences(values, baseline, pooled), name == _LOSS
+  return Metric(name, values, pooled, made, 4 if is_loss else 2, is_loss)
 
 
 def differences(
-  values: Values, baseline: str, pooled: Pooled | None
+  values: Values, baseline: str, pooled: significance.Pooled | None
 ) -> dict[str, Difference]:
   """Compare contestants with the baseline by a deviation over seeds."""
   plain = values.get(baseline, {})
@@ -198,10 +184,10 @@ def differences(
     if pooled:
       interval = pooled.interval(len(seeds))
       p_value = pooled.p_value(mean, len(seeds))
-    both = over_seeds(theirs), over_seeds(ours)
-    made[name] = Difference(mean, interval, p_value, None, welch(*both), seeds)
+    alone = significance.welch(theirs, ours)
+    made[name] = Difference(mean, interval, p_value, None, alone, seeds)
   tested = [name for name, one in made.items() if one.p_value is not None]
-  corrected = holm([made[name].p_value or 0.0 for name in tested])
+  corrected = significance.holm([made[name].p_value or 0.0 for name in tested])
   for name, p_value in zip(tested, corrected, strict=True):
     made[name] = made[name]._replace(holm=p_value)
   return made
@@ -214,7 +200,7 @@ class Paired(NamedTuple):
   seed: int
   test: str
   bootstrap: float
-  loss: LossDifference
+  loss: significance.LossDifference
 
 
 def paired(
@@ -228,7 +214,7 @@ def paired(
       continue
     for test in study.tests:
       ours, theirs = (folder.losses(x)[test] for x in (run, plain))
-      loss = paired_losses(ours[0], theirs[0], ours[1])
+      loss = significance.paired_losses(ours[0], theirs[0], ours[1])
       p_value = _bootstrap(study, test, (plain, run), folder)
       yield Paired(name, seed, test, p_value, loss)
 
@@ -237,28 +223,25 @@ def _bootstrap(
   study: Study, test: str, runs: tuple[Run, Run], folder: Folder
 ) -> float:
   """Return p of sacreBLEU's paired bootstrap."""
-  from fusion_jax.data.corpora import open_corpus
-
   config = runs[0].config
   words = words_of(config.data.target_language, config.decoding.bleu_tokenizer)
   references = [target for _, target in open_corpus(test, config.data).read()]
   lines = [folder.translations(run, test) for run in runs]
-  counted = statistics_of(lines, [references], words, names=('BLEU',))
+  counted = significance.statistics_of(
+    lines, [references], words, names=('BLEU',)
+  )
   counts = {str(n): one['BLEU'] for n, one in enumerate(counted)}
-  _, tested = paired_test('BLEU', words, 1, counts, 'bs', _SAMPLES)
+  _, tested = significance.paired_test('BLEU', words, 1, counts, 'bs', _SAMPLES)
   return float(tested['1'].p_value or 0.0)
 
 
 def cannot_tell(metric: Metric, seeds: int) -> str:
   """Say how large a difference must be to be seen with so many seeds."""
-  many = f'{seeds} seed{"s" if seeds > 1 else ""}'
   if metric.pooled is None:
     return (
       f'{metric.name}: every contestant has one seed, so that nothing says '
       'what a seed does; train two or three'
     )
-  least = metric.pooled.interval(seeds)
-  return (
-    f'{metric.name}: with {many} each, a difference of '
-    f'{least:.{metric.digits}f} is needed'
-  )
+  least = f'{metric.pooled.interval(seeds):.{metric.digits}f}'
+  many = f'{seeds} seed{"s" if seeds > 1 else ""}'
+  return f'{metric.name}: with {many} each, a difference of {least} is needed'

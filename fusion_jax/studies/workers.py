@@ -1,7 +1,6 @@
 """Processes that carry out the runs of a study, some at a time."""
 
 import concurrent.futures
-import dataclasses
 import logging
 import os
 import queue
@@ -10,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from fusion_jax.files import write_whole
 from fusion_jax.studies.carry_out import BUSY, Folder
-from fusion_jax.studies.plan import Run, Study
+from fusion_jax.studies.plan import Run, Study, with_needs
 
 logger = logging.getLogger(__name__)
 
@@ -38,34 +37,34 @@ def end_with(parent: int) -> None:
   threading.Thread(target=watch, daemon=True).start()
 
 
-@dataclasses.dataclass(frozen=True)
-class Sharing:
-  """How the runs of a study share machines.
+class Workers:
+  """Carries out runs in processes, some at a time.
 
-  Attributes:
+  Args:
     jobs: Runs at a time, each with its part of the devices and cores.
     part, parts: Runs number PART, PART + PARTS, ... are this command's.
   """
 
-  jobs: int = 1
-  part: int = 1
-  parts: int = 1
-
-
-class Workers:
-  """Carries out runs in processes, some at a time."""
-
-  def __init__(self, study: Study, folder: Folder, sharing: Sharing):
-    self._study, self._folder, self._sharing = study, folder, sharing
+  def __init__(
+    self,
+    study: Study,
+    folder: Folder,
+    jobs: int = 1,
+    part: int = 1,
+    parts: int = 1,
+  ):
+    self._study, self._folder, self._jobs = study, folder, jobs
+    own = study.runs[part - 1 :: parts]
+    self._mine = [*dict.fromkeys(x for run in own for x in with_needs(run))]
     self._places: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for place in range(sharing.jobs):
+    for place in range(jobs):
       self._places.put(place)
     self._processes: set[subprocess.Popen] = set()
     self.stopped, self._stopping = threading.Event(), threading.RLock()
 
   def carry_out(self, on_result: Callable[[Run], object]) -> None:
     """Carry out this command's runs and what they need; all are tried once."""
-    with concurrent.futures.ThreadPoolExecutor(self._sharing.jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool:
       try:
         self._carry_out(pool, on_result)
       except BaseException:
@@ -75,7 +74,7 @@ class Workers:
   def _carry_out(
     self, pool: concurrent.futures.Executor, on_result: Callable[[Run], object]
   ) -> None:
-    left = self._mine()
+    left = self._mine.copy()
     running: dict[concurrent.futures.Future, Run] = {}
     while (left or running) and not self.stopped.is_set():
       for run in [run for run in left if self._is_ready(run)]:
@@ -95,7 +94,7 @@ class Workers:
 
   def time(self) -> None:
     """Do a few updates, unless a finished run tells how long they take."""
-    runs = (*self._study.runs, self._study.timing)
+    runs = *self._study.runs, self._study.timing
     if not any(map(self._folder.is_finished, runs)):
       self._work(self._study.timing)
 
@@ -106,20 +105,6 @@ class Workers:
       self.stopped.set()
     for process in list(self._processes) if is_first else ():
       process.terminate()
-
-  def _mine(self) -> list[Run]:
-    sharing = self._sharing
-    runs = self._study.runs
-    mine: dict[Run, None] = {}
-
-    def add(run: Run) -> None:
-      for needed in run.needs:
-        add(needed)
-      mine[run] = None
-
-    for run in runs[sharing.part - 1 :: sharing.parts]:
-      add(run)
-    return list(mine)
 
   def _is_ready(self, run: Run) -> bool:
     return all(map(self._folder.is_finished, run.needs))
@@ -176,14 +161,13 @@ class Workers:
     """Give each of several jobs its part of the GPUs that are visible."""
     visible = os.environ.get('CUDA_VISIBLE_DEVICES', '')
     names = [name for name in visible.split(',') if name]
-    if self._sharing.jobs == 1 or not names:
+    if self._jobs == 1 or not names:
       return {}
-    return {
-      'CUDA_VISIBLE_DEVICES': ','.join(names[place :: self._sharing.jobs])
-    }
+    return {'CUDA_VISIBLE_DEVICES': ','.join(names[place :: self._jobs])}
 
-  def _cores(self, place: int) -> Iterator[str]:
-    """Yield the flags that give a job its part of the cores."""
-    jobs, cores = self._sharing.jobs, sorted(os.sched_getaffinity(0))
-    if jobs > 1 and len(cores) >= jobs:
-      yield f'--cores={",".join(map(str, cores[place::jobs]))}'
+  def _cores(self, place: int) -> list[str]:
+    """Return the flags that give a job its part of the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    if self._jobs == 1 or len(cores) < self._jobs:
+      return []
+    return [f'--cores={",".join(map(str, cores[place :: self._jobs]))}']

@@ -32,30 +32,33 @@ SOURCES = [
 TARGETS = SOURCES[::-1]
 
 
-def make_run(parameters=None, seed=0, scale=0.5, **model):
+def make_run(parameters=None, scale=0.5, tokenizer=None, **model):
   """A run of a tiny model.
 
   Args:
     parameters: by path, 'encoder/read_out/weights', in place of random ones:
       arrays, or numbers that fill them; every path that ends so.
-    seed: of the others.
-    scale: their deviation.
+    scale: deviation of the others.
+    tokenizer: in place of one of the text here.
     model: fields of its config.
   """
-  sizes = {'encoder_layers': 2, 'decoder_layers': 2} | model
+  sizes = {'width': 16, 'filter': 24, 'encoder_layers': 2, 'decoder_layers': 2}
   config = ExperimentConfig(
     data=DataConfig(target_language='de'),
-    model=ModelConfig(width=16, filter=24, heads=2, **sizes),
+    model=ModelConfig(heads=2, **sizes | model),
     decoding=DecodingConfig(
       beam_size=1, batch_tokens=256, max_source_length=32, max_length_extra=3
     ),
   )
-  tokenizer = Tokenizer(
-    train(SOURCES * 3, TokenizerConfig(algorithm='bpe', vocabulary_size=40))
-  )
+  tokenizer = tokenizer or tokenizer_of(SOURCES * 3, 40)
   model = make_model(config, tokenizer, tokenizer)
-  random = _filled(model, parameters or {}, np.random.default_rng(seed), scale)
+  random = _filled(model, parameters or {}, np.random.default_rng(0), scale)
   return TrainedModel(config, model, random, 7, tokenizer, tokenizer)
+
+
+def tokenizer_of(lines, size, **options):
+  config = TokenizerConfig(algorithm='bpe', vocabulary_size=size, **options)
+  return Tokenizer(train(lines, config))
 
 
 def _filled(model, given, generator, scale):

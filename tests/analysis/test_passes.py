@@ -1,59 +1,33 @@
-"""Means over the tokens of a text, of many batches and of any precision."""
+"""Sums over the tokens of a text, of many batches."""
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from fused_runs import SOURCES, TARGETS, fused_run, make_run
+from fused_runs import fused_run, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fusion_jax.analysis import passes
 from fusion_jax.analysis.passes import (
   frequency_bins,
   sums_by_part,
   sums_over_text,
   text_batches,
-  text_shapes,
   token_masks,
 )
-from fusion_jax.analysis.sown_weights import layer_weights
-from fusion_jax.config.fusion import SideConfig
-from fusion_jax.testing import assert_close
-
-DYNAMIC = SideConfig(fusion='dynamic_combination')
 
 
-@pytest.fixture(scope='module')
-def once(tmp_path_factory):
-  """What is found of a text in float32."""
-  analysed = fused_run(make_run(encoder=DYNAMIC), tmp_path_factory.mktemp('a'))
-  return layer_weights(analysed)['encoder']
-
-
-@pytest.mark.extended
-def test_a_text_of_many_batches_has_the_means_of_its_parts(once, tmp_path):
-  copies = 60
-  run = make_run(encoder=DYNAMIC)
-  text = SOURCES * copies, TARGETS * copies
-  analysed = fused_run(run, tmp_path, *text)
-  pairs = analysed.pairs
-  assert len(list(text_batches(pairs, text_shapes(pairs)))) > 2
-  found = layer_weights(analysed)['encoder']
-  assert found['positions'] == copies * once['positions']
-  for name in ('mean', 'deviation'):
-    assert_close(np.array(found[name]), np.array(once[name]), units=128)
-
-
-def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(tmp_path):
+def test_a_pass_sees_every_pair_once_in_at_most_two_shapes(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(passes, '_TOKENS', 64)
   analysed = fused_run(make_run(), tmp_path)
-  shapes = text_shapes(analysed.pairs, tokens=64)
-  assert len(shapes) == 2
-  rows = [
-    row for _, rows in text_batches(analysed.pairs, shapes) for row in rows
-  ]
+  batches = list(text_batches(analysed.pairs))
+  assert len({batch.source.shape for batch, _ in batches}) == 2
+  rows = np.concatenate([rows for _, rows in batches])
   assert sorted(rows) == list(range(len(analysed.pairs)))
   (counted,) = sums_over_text(
-    analysed, lambda _, batch: batch.target_lengths.sum(), tokens=64
+    analysed, lambda _, batch: batch.target_lengths.sum(), [{}]
   )
   assert counted == sum(len(pair.target) for pair in analysed.pairs)
 

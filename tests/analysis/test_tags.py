@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from fused_runs import make_run, tokenizer_of
 
 from fusion_jax.analysis import TextChoice
 from fusion_jax.analysis.run_with_text import RunWithText
@@ -13,10 +14,7 @@ from fusion_jax.analysis.tags import (
   tagged_text,
   tags_of_characters,
 )
-from fusion_jax.config import ExperimentConfig, TokenizerConfig
-from fusion_jax.data.tokenizer import Tokenizer, train
 from fusion_jax.errors import InputError
-from fusion_jax.runs.loading import TrainedModel, make_model
 
 _LINES = ['Das Haus ist schön.', '', 'Im Häuschen brennt Licht!']
 # Im is a word of two tokens, and 2.1 an empty node.
@@ -40,12 +38,9 @@ _TAGGED = """# sent_id = 1
 
 @pytest.fixture(scope='module')
 def tokenizer():
-  config = TokenizerConfig(
-    algorithm='bpe', vocabulary_size=300, byte_fallback=True
-  )
   # Without ö and !, which are cut into bytes.
   lines = ['Das Haus ist hoch.', 'Im Häuschen brennt Licht'] * 3
-  return Tokenizer(train(lines, config))
+  return tokenizer_of(lines, 300, byte_fallback=True)
 
 
 def _run_with_text(tmp_path, tokenizer, tagged):
@@ -55,11 +50,8 @@ def _run_with_text(tmp_path, tokenizer, tagged):
   ):
     (tmp_path / name).write_text(text, encoding='utf-8')
   text = str(tmp_path / 'text')
-  config = ExperimentConfig()
-  model = make_model(config, tokenizer, tokenizer)
-  run = TrainedModel(config, model, {}, 1, tokenizer, tokenizer)
   choice = TextChoice(text, text, 0, str(tmp_path / 'tagged.conllu'), 'target')
-  return RunWithText(tmp_path, run, choice)
+  return RunWithText(tmp_path, make_run(tokenizer=tokenizer), choice)
 
 
 def test_a_file_gives_words_with_classes(tmp_path):
@@ -80,27 +72,19 @@ def test_characters_have_the_class_of_their_word():
 def test_every_subword_has_the_class_of_its_word(tmp_path, tokenizer):
   found = tagged_text(_run_with_text(tmp_path, tokenizer, _TAGGED))
   assert set(found.of_line) == {1, 3}
-  for number, words in ((1, 'Das Haus ist schön .'), (3, None)):
-    pieces = tokenizer.pieces(tokenizer.encode(_LINES[number - 1]))
-    tags = [found.names[place] for place in found.of_line[number]]
-    assert len(tags) == len(pieces)
-    if words is None:
-      # Every word begins with a space: the classes change there alone.
-      starts = [p.startswith('▁') for p in pieces]
-      assert tags[0] == 'ADP'
-      assert [t for t, s in zip(tags, starts, strict=True) if s] == [
-        'ADP',
-        'NOUN',
-        'VERB',
-        'NOUN',
-      ]
-      assert tags[-1] == 'PUNCT'
-    else:
-      # ö has two bytes, each a subword.
-      at = pieces.index('<0xC3>')
-      assert pieces[at + 1] == '<0xB6>'
-      assert tags[at : at + 2] == ['ADJ', 'ADJ']
-      assert tags[-1] == 'PUNCT'
+  pieces = {
+    n: tokenizer.pieces(tokenizer.encode(_LINES[n - 1])) for n in (1, 3)
+  }
+  tags = {n: [found.names[x] for x in found.of_line[n]] for n in (1, 3)}
+  # ö has two bytes, each a subword.
+  at = pieces[1].index('<0xC3>')
+  assert pieces[1][at + 1] == '<0xB6>'
+  assert tags[1][at : at + 2] == ['ADJ', 'ADJ']
+  assert tags[1][-1] == tags[3][-1] == 'PUNCT'
+  # Every word begins with a space: the classes change there alone.
+  pairs = zip(tags[3], pieces[3], strict=True)
+  begun = [tag for tag, piece in pairs if piece.startswith('▁')]
+  assert begun == ['ADP', 'NOUN', 'VERB', 'NOUN']
 
 
 def test_language_tags_have_no_class(tmp_path, tokenizer):

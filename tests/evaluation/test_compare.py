@@ -1,13 +1,13 @@
 """Comparisons of systems, their report and figure; runs as systems."""
 
 import csv
-import dataclasses
 import json
 import os
 
 import matplotlib.image
 import pytest
 from comparing import mistaken, pairs, write
+from programs import one_line
 from saved_runs import SavedRun
 
 from fusion_jax.decoding.translate import Translator
@@ -257,12 +257,7 @@ def test_mistakes_end_in_one_line(texts, capsys, flags, message):
       file.write(content)
   os.mkdir('folder')
   assert _compare(*flags) == 2
-  (line,) = [
-    line
-    for line in capsys.readouterr().err.splitlines()
-    if line.startswith('error: ')
-  ]
-  assert message in line
+  assert message in one_line(capsys.readouterr().err)
   assert not any(found for _, _, found in os.walk('out'))
 
 
@@ -342,15 +337,9 @@ def saved(tmp_path_factory):
   return run
 
 
-@pytest.fixture(scope='module')
-def first(saved, tmp_path_factory):
-  """The translations, made once, and what was found."""
-  path = tmp_path_factory.mktemp('translations') / 'a.1.txt'
-  return path, translation_of(str(saved.workdir), _LINES, ('', ''), path)
-
-
-def test_the_run_translates_by_its_own_settings(saved, first):
-  path, found = first
+def test_the_run_translates_by_its_own_settings(saved, tmp_path):
+  path = tmp_path / 'a.1.txt'
+  found = translation_of(str(saved.workdir), _LINES, ('', ''), path)
   run = loading.load_run(saved.workdir)
   expected = list(Translator(run, run.config.decoding).translate(_LINES))
   assert path.read_text().split('\n') == [*expected, '']
@@ -379,7 +368,7 @@ def test_runs_and_files_are_compared(saved, tmp_path):
 
 def test_runs_of_other_directions_are_refused(tmp_path):
   text = TextFile('a', ('a',), 'a', ('en', 'de'))
-  other = dataclasses.replace(text, languages=('en', 'fr'))
+  other = text._replace(languages=('en', 'fr'))
   assert compare._languages({'a': text, 'b': text}) == ('en', 'de')
   with pytest.raises(
     InputError, match='a, b translate in different directions'

@@ -15,9 +15,7 @@ from scipy.stats import binomtest
 
 from fusion_jax.evaluation.significance import (
   CORPUS_SCORES,
-  Seeds,
   least_p_value,
-  over_seeds,
   paired_test,
   score_of,
   sign_test,
@@ -132,21 +130,6 @@ def test_few_sentences_cannot_be_strong_evidence():
   assert low <= 1 / 16 <= high
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from(['bs', 'ar']))
-def test_p_values_of_chance_are_not_small_too_often(seed, kind):
-  # Two outputs of the same quality and few lines: p is in (0, 1], and swapping
-  # baseline and system changes nothing.
-  generator = np.random.default_rng(seed)
-  counts = generator.integers(1, 5, size=(2, 6, 10)).astype(np.float64)
-  counts[..., 6:] += counts[..., 2:6]
-  first, second = counts
-  p_value = _p_value(first, second, kind, 50)
-  assert least_p_value(first, second) <= p_value <= 1 or kind == 'ar'
-  assert 0 < p_value <= 1
-  if kind == 'bs':
-    assert p_value == _p_value(second, first, kind, 50)
-
-
 def test_sign_test_by_hand():
   references = ['a b c d e', 'f g h i j', 'k l m n o', 'p q r s t', 'u v w x y']
   baseline = ['a b c d e', 'f g h i z', 'k l m n z', 'p q r s z', 'u v w x y']
@@ -155,8 +138,8 @@ def test_sign_test_by_hand():
   system = [*references[:4], 'u v w x z']
   found = sign_test(_counts(baseline, references), _counts(system, references))
   # Of 4 draws 3 or more, or 1 or less: 2 (4 + 1) / 16 = 0.625.
-  assert (found.better, found.worse, found.same) == (3, 1, 1)
-  assert found.p_value == pytest.approx(0.625)
+  expected = {'better': 3, 'worse': 1, 'same': 1, 'p_value': 0.625}
+  assert found == pytest.approx(expected)
 
 
 def test_sign_test_is_what_scoring_again_gives():
@@ -169,35 +152,25 @@ def test_sign_test_is_what_scoring_again_gives():
     changes.append(BLEU().corpus_score(replaced, [targets]).score - whole)
   changes = np.array(changes)
   found = sign_test(_counts(baseline, targets), _counts(system, targets))
-  assert found.better == (changes > 1e-9).sum() > 5
-  assert found.worse == (changes < -1e-9).sum() > 5
-  assert found.better + found.worse + found.same == 40
-  expected = stats.binomtest(found.better, found.better + found.worse).pvalue
-  assert found.p_value == pytest.approx(expected)
-
-
-def test_seeds_by_hand():
-  # Variances (1 + 0 + 1) / 2 = 1 and 4.
-  assert over_seeds([1.0, 2.0, 3.0]) == Seeds((1.0, 2.0, 3.0), 2.0, 1.0)
-  assert over_seeds([7.0]) == Seeds((7.0,), 7.0, None)
+  assert found['better'] == (changes > 1e-9).sum() > 5
+  assert found['worse'] == (changes < -1e-9).sum() > 5
+  assert found['better'] + found['worse'] + found['same'] == 40
 
 
 def test_welch_by_hand():
   # t = (2 - 4) / sqrt(1/3 + 4/3); degrees of freedom
   # (5/3)^2 / ((1/3)^2 / 2 + (4/3)^2 / 2) = 50/17.
-  compact_batch, wide = over_seeds([1.0, 2.0, 3.0]), over_seeds([2.0, 4.0, 6.0])
   expected = 2 * stats.t.sf(2 / np.sqrt(5 / 3), 50 / 17)
-  assert welch(compact_batch, wide) == pytest.approx(expected)
+  assert welch([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx(expected)
 
 
 def test_welch_needs_seeds_that_differ():
-  one, same = over_seeds([1.0]), over_seeds([2.0, 2.0])
-  assert welch(one, over_seeds([1.0, 2.0])) is None
-  assert welch(over_seeds([1.0, 2.0]), one) is None
-  assert welch(same, over_seeds([3.0, 3.0])) is None
-  assert welch(same, over_seeds([2.0, 2.0, 2.0])) == 1
+  assert welch([1.0], [1.0, 2.0]) is None
+  assert welch([1.0, 2.0], [1.0]) is None
+  assert welch([2.0, 2.0], [3.0, 3.0]) is None
+  assert welch([2.0, 2.0], [2.0, 2.0, 2.0]) == 1
   # Degrees of freedom 1; t = (3 - 2) / sqrt(2 / 2) = 1: p = 1/2 (Cauchy).
-  assert welch(same, over_seeds([2.0, 4.0])) == pytest.approx(0.5)
+  assert welch([2.0, 2.0], [2.0, 4.0]) == pytest.approx(0.5)
 
 
 _LINES = st.lists(

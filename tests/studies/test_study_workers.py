@@ -9,7 +9,7 @@ import pytest
 
 from fusion_jax.studies import plan, workers
 from fusion_jax.studies.carry_out import BUSY, Folder, held
-from fusion_jax.studies.workers import Sharing, Workers
+from fusion_jax.studies.workers import Workers
 
 _STUDY = """
 config = "quickstart"
@@ -55,7 +55,7 @@ def team(tmp_path, study, monkeypatch):
   monkeypatch.setattr(workers, 'COMMAND', (sys.executable, str(worker)))
   folder = Folder(tmp_path / 'work')
   folder.workdir.mkdir()
-  return lambda **sharing: Workers(study, folder, Sharing(**sharing))
+  return lambda **sharing: Workers(study, folder, **sharing)
 
 
 def _done(tmp_path):
@@ -127,7 +127,7 @@ from fusion_jax.studies import plan, workers
 from fusion_jax.studies.carry_out import Folder
 workers.COMMAND = sys.executable, {str(tmp_path / 'worker.py')!r}
 study, folder = plan.read(Path({str(study.path)!r})), Path({str(work)!r})
-team = workers.Workers(study, Folder(folder), workers.Sharing(2))
+team = workers.Workers(study, Folder(folder), jobs=2)
 team.carry_out(lambda run: None)
 """
   killed = subprocess.Popen([sys.executable, '-c', command])

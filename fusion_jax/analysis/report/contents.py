@@ -27,12 +27,7 @@ from fusion_jax.evaluation.significance import paired_test, statistics_of
 from fusion_jax.files import write_errors
 from fusion_jax.metrics import Scores, Words, corpus_scores
 from fusion_jax.models.transformer import Parameters
-from fusion_jax.runs.directory import (
-  read_config,
-  read_report,
-  read_tokenizers,
-  read_version,
-)
+from fusion_jax.runs import directory
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +55,10 @@ class RunReport:
   """All that a report shows of a run.
 
   Attributes:
-    name: Name that distinguishes the run from the others of the page.
     steps: Steps of the checkpoints whose mean its parameters are.
     config: Config of the run, with all of its directions.
     languages: Source and target language of the direction looked at.
     corpus: 'pairs' and 'kept' of the training text; {} if unknown.
-    parameters: Number of parameters of each part.
     last: Last line of kind 'train' in the metrics.
     code: Version that trained it; '' if not recorded.
     interval: 95 % interval of BLEU, by the bootstrap.
@@ -93,8 +86,7 @@ def gather(
 ) -> RunReport:
   """Translate and score the text with a run, and collect the run's views."""
   run, data, workdir = analysed.run, analysed.run.config.data, analysed.workdir
-  numbers = curves(analysed)
-  folder = workdir / 'analysis'
+  numbers, folder = curves(analysed), workdir / 'analysis'
   with write_errors(folder):
     folder.mkdir(exist_ok=True)
   translations = translation(analysed, folder)
@@ -104,13 +96,16 @@ def gather(
     name,
     str(workdir),
     run.steps,
-    read_config(workdir),
+    directory.read_config(workdir),
     (data.source_language, data.target_language),
     training_pairs(workdir),
-    tuple(tokenizer.vocabulary.size for tokenizer in read_tokenizers(workdir)),
+    tuple(
+      tokenizer.vocabulary.size
+      for tokenizer in directory.read_tokenizers(workdir)
+    ),
     parameters_by_part(run.parameters),
     analysed.of_kind('train')[-1],
-    read_version(workdir),
+    directory.read_version(workdir),
     numbers,
     tuple(cards(analysed, folder, arguments.all)),
     tuple(translations),
@@ -124,13 +119,10 @@ def bleu_interval(
 ) -> tuple[float, float]:
   """Return the 95 % interval of BLEU over bootstrap samples of the lines."""
   (counts,) = statistics_of([translations], [references], words, names=['BLEU'])
-  systems = {'translations': counts['BLEU']}
+  systems = {'own': counts['BLEU']}
   _, tested = paired_test('BLEU', words, 1, systems, 'bs', _SAMPLES)
-  drawn = tested['translations']
-  assert drawn.mean is not None
-  assert drawn.interval is not None
-  low, high = drawn.mean - drawn.interval, drawn.mean + drawn.interval
-  return max(low, 0.0), min(high, 100.0)
+  mean, half = tested['own'].mean or 0.0, tested['own'].interval or 0.0
+  return max(mean - half, 0.0), min(mean + half, 100.0)
 
 
 def translation(analysed: RunWithText, folder: Path) -> list[str]:
@@ -158,7 +150,7 @@ def parameters_by_part(parameters: Parameters) -> dict[str, int]:
 
 def training_pairs(workdir: Path) -> dict[str, int]:
   """Return the numbers of pairs of the training text."""
-  match read_report(workdir):
+  match directory.read_report(workdir):
     case {'splits': {'train': {'pairs': int(pairs), 'kept': int(kept)}}}:
       return {'pairs': pairs, 'kept': kept}
   return {}

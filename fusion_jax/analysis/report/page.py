@@ -1,7 +1,6 @@
 """The HTML page of a report, which needs no other file."""
 
 import difflib
-import functools
 import itertools
 import math
 import operator
@@ -12,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 from sacrebleu.metrics import CHRF
 
@@ -25,9 +23,8 @@ from fusion_jax.config.fusion import SIDES, Side, SideConfig
 from fusion_jax.config.serialization import flatten, to_json
 from fusion_jax.fusion import SCHEMES
 from fusion_jax.metrics import words_of
+from fusion_jax.tables import template
 
-# Characters of a cell with a number.
-_NUMERIC = frozenset('0123456789+-.,% ')
 # The text of a report: source and reference of each line.
 Text = Sequence[tuple[str, str]]
 
@@ -40,7 +37,14 @@ def page(
   versions: Mapping[str, str],
 ) -> str:
   """Make the page of one run, or the comparison of several."""
-  return _template().render(
+  made = template(
+    Path(__file__).with_name('page.html'),
+    breakable=_breakable,
+    config_json=to_json,
+    is_number=re.compile('[-0-9+.,% ]+').fullmatch,
+  )
+  return made.render(
+    tables=_TABLES,
     runs=runs,
     title='; '.join(map(title, runs)),
     updates=updates(runs),
@@ -53,30 +57,18 @@ def page(
   )
 
 
-def breakable(text: str) -> str:
+def _breakable(text: str) -> str:
   """Let a name, but no number, be broken after dots and the like."""
   return Markup('<wbr>').join(re.split(r'(?<=[._/])(?!\d)', text))
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-  made = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  )
-  made.filters |= {'breakable': breakable, 'config_json': to_json}
-  made.tests |= {'numeric': lambda cell: bool(cell) and set(cell) <= _NUMERIC}
-  return made.get_template('page.html', globals={'tables': _TABLES})
 
 
 def _curves(runs: Sequence[RunReport]) -> dict[str, Any]:
   numbers = {run.name: run.curves for run in runs}
   return {
     'view': VIEWS['curves'],
-    'said': [f'{name}: {curves.summary(x)}' for name, x in numbers.items()],
+    'said': [
+      f'{name}: {curves.curves_summary(x)}' for name, x in numbers.items()
+    ],
     'panels': list(figures.as_panels(curves.draw_runs(numbers))),
   }
 
@@ -98,18 +90,18 @@ def _lines(
   shown = min(len(text), shown)
   for index in (place * len(text) // shown for place in range(shown)):
     source, reference = text[index]
+    made = [(run.name, run.translations[index]) for run in runs]
     yield {
       'number': index + 1,
       'source': source,
       'reference': reference,
       'translations': [
         (
-          run.name,
+          name,
           CHRF().sentence_score(line, [reference]).score,
           stretches(line, reference, runs[0].languages[1]),
         )
-        for run in runs
-        for line in [run.translations[index]]
+        for name, line in made
       ],
     }
 
@@ -123,15 +115,14 @@ def stretches(
   They are characters where spaces part no words.
   """
   between = words_of(language).between
-  lines = [
+  words, others = (
     line.split() if between else list(line) for line in (text, reference)
-  ]
-  bare, others = ([_bare(word) for word in line] for line in lines)
-  matcher = difflib.SequenceMatcher(None, bare, others, autojunk=False)
+  )
+  bare, wanted = [*map(_bare, words)], [*map(_bare, others)]
+  matcher = difflib.SequenceMatcher(None, bare, wanted, autojunk=False)
   parts: list[tuple[str, bool]] = []
   for kind, start, end, *_ in matcher.get_opcodes():
-    for index in range(start, end):
-      whole, word = lines[0][index], bare[index]
+    for whole, word in zip(words[start:end], bare[start:end], strict=True):
       before, _, after = whole.partition(word) if word else (whole, '', '')
       space = between if parts else ''
       parts += [(space + before, False), (word, kind != 'equal')]
@@ -178,17 +169,14 @@ def scores(runs: Sequence[RunReport]) -> tuple[Row, list[Row]]:
   first, rows = runs[0], list[Row]()
   for run in runs:
     valid = [x for x in run.curves['valid'].get('bleu', []) if x is not None]
-    bleu, (low, high) = run.scores.bleu, run.interval
-    row = [
-      run.name,
-      f'{bleu:.2f} ({low:.2f} to {high:.2f}), '
-      f'beam {run.config.decoding.beam_size}',
-      f'{run.scores.chrf:.2f}',
-      f'{max(valid):.2f} ({run.curves["translated"]})' if valid else '-',
-    ]
+    made, (low, high) = run.scores, run.interval
+    interval = f'{made.bleu:.2f} ({low:.2f} to {high:.2f})'
+    best = f'{max(valid):.2f} ({run.curves["translated"]})' if valid else '-'
+    beam = f'beam {run.config.decoding.beam_size}'
+    row = [run.name, f'{interval}, {beam}', f'{made.chrf:.2f}', best]
     if len(runs) > 1:
-      row.append(f'{bleu - first.scores.bleu:+.2f}')
-      row.append(f'{run.scores.chrf - first.scores.chrf:+.2f}')
+      row.append(f'{made.bleu - first.scores.bleu:+.2f}')
+      row.append(f'{made.chrf - first.scores.chrf:+.2f}')
     rows.append(row)
   if len(runs) > 1:
     heads += [f'{metric} less {first.name}' for metric in ('BLEU', 'chrF')]
@@ -239,14 +227,10 @@ def data(runs: Sequence[RunReport]) -> list[Row]:
 
 def parameters(runs: Sequence[RunReport]) -> list[Row]:
   """Return the number of parameters of each part."""
-  names = sorted({name for run in runs for name in run.parameters})
-  rows = [
-    [name, *(_share(run.parameters, name) for run in runs)] for name in names
-  ]
-  return [
-    *rows,
-    ['all', *(f'{sum(run.parameters.values()):,}' for run in runs)],
-  ]
+  every = [run.parameters for run in runs]
+  names = sorted(set().union(*every))
+  rows = [[name, *(_share(counts, name) for counts in every)] for name in names]
+  return [*rows, ['all', *(f'{sum(counts.values()):,}' for counts in every)]]
 
 
 def scheme(config: ExperimentConfig, side: Side) -> str:
@@ -285,8 +269,8 @@ def updates(runs: Sequence[RunReport]) -> str:
 
 def _speed(run: RunReport) -> str:
   """Return the median over the reports, of which the first waits for XLA."""
-  logged = filter(None, run.curves['train'].get('tokens_per_second', []))
-  if not (speeds := list(logged)):
+  speeds = [*filter(None, run.curves['train'].get('tokens_per_second', []))]
+  if not speeds:
     return 'not recorded'
   return f'{statistics.median(speeds):,.0f} target tokens a second'
 
@@ -303,10 +287,8 @@ def _value(value: Any) -> str:
 
 
 def _checkpoint(run: RunReport) -> str:
-  steps = [f'{step:,}' for step in run.steps]
-  if len(steps) > 1:
-    return f'the mean of updates {", ".join(steps)}'
-  return f'update {steps[0]}'
+  steps = ', '.join(f'{step:,}' for step in run.steps)
+  return f'{"the mean of updates" if len(run.steps) > 1 else "update"} {steps}'
 
 
 def _trained(last: Mapping[str, Any]) -> str:
