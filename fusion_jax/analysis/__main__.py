@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from fusion_jax.analysis import add_run_and_text_flags
-from fusion_jax.config.flags import parse_arguments, program_parser
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     f'  {view.name:<16} {view.title} ({view.source}); needs {view.needs}'
     for view in VIEWS.values()
   )
-  parser = program_parser('analyse', f'{__doc__}\nviews:\n{listed}\n')
+  parser = command_parser(f'{__doc__}\nviews:\n{listed}\n', 'analyse')
   parser.add_argument(
     'views', nargs='+', metavar='VIEW', choices=(_ALL, *VIEWS)
   )

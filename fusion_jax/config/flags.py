@@ -74,15 +74,6 @@ def parse_experiment(
   return override(config, overrides), arguments
 
 
-def program_parser(name: str, about: str | None) -> argparse.ArgumentParser:
-  """Make the parser of a command, with the text of its module as its help."""
-  return argparse.ArgumentParser(
-    prog=f'fusion-jax {name}',
-    description=about,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-
-
 def parse_arguments(
   argv: Sequence[str], parser: argparse.ArgumentParser
 ) -> argparse.Namespace:

@@ -112,8 +112,7 @@ class Tokenizer:
 
   def tagged(self, pieces: Sequence[str]) -> 'Tokenizer':
     """Return a tokenizer of this model with tags before the ids of a line."""
-    tagged = copy.copy(self)
-    tagged.tags = ()
+    tags = []
     for piece in pieces:
       number = self.id_of(piece)
       if number is None:
@@ -121,7 +120,11 @@ class Tokenizer:
           f'the tag {piece!r} is no piece of the tokenizer; train it with this '
           'control symbol, or change data.source_tag or data.target_tag'
         )
-      tagged.tags += (number,)
+      tags.append(number)
+    if not tags and not self.tags:
+      return self
+    tagged = copy.copy(self)
+    tagged.tags = tuple(tags)
     return tagged
 
   def encode(self, text: str) -> list[int]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, get_args
 from fusion_jax.bounds import Positive, number
 from fusion_jax.cli.text_io import open_input, read_lines, split_paths
 from fusion_jax.config.decoding import BleuTokenizer
-from fusion_jax.config.flags import parse_arguments, program_parser
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.data.tokenizer import log_unreachable
 from fusion_jax.errors import InputError
 from fusion_jax.evaluation import TextFile, Texts
@@ -184,7 +184,7 @@ _MOST_JOBS = 8
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = program_parser('compare', __doc__)
+  parser = command_parser(__doc__, 'compare')
   add = parser.add_argument
   add('--source', required=True, help='the text that was translated')
   add(

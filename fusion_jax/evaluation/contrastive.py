@@ -23,8 +23,8 @@ import pydantic
 from fusion_jax.config.flags import (
   add_checkpoint_flags,
   add_direction_flags,
+  command_parser,
   parse_arguments,
-  program_parser,
 )
 from fusion_jax.errors import InputError
 from fusion_jax.files import as_type, open_file, parse_json, write_whole
@@ -155,7 +155,7 @@ def _scores(
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-  parser = program_parser('contrastive', __doc__)
+  parser = command_parser(__doc__, 'contrastive')
   add = parser.add_argument
   add('--workdir', type=Path, required=True, help='the run directory')
   add('--input', type=Path, required=True, help='the items, JSON')

@@ -18,7 +18,7 @@ import signal
 from pathlib import Path
 
 from fusion_jax.bounds import Positive, number
-from fusion_jax.config.flags import parse_arguments, program_parser
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.errors import CheckFailed
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -44,7 +44,7 @@ def _cores(text: str) -> set[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = program_parser('study', __doc__)
+  parser = command_parser(__doc__, 'study')
   add = parser.add_argument
   add('file', type=Path, metavar='FILE.toml')
   add('--workdir', type=Path, required=True, help='for runs and pages')

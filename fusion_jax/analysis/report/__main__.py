@@ -20,7 +20,7 @@ from pathlib import Path
 from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.bounds import Positive, number
 from fusion_jax.cli.text_io import split_paths
-from fusion_jax.config.flags import parse_arguments, program_parser
+from fusion_jax.config.flags import command_parser, parse_arguments
 from fusion_jax.errors import InputError
 from fusion_jax.files import write_whole
 from fusion_jax.runs.directory import check_output
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = program_parser('report', __doc__)
+  parser = command_parser(__doc__, 'report')
   add = parser.add_argument
   add('--workdir', required=True, help='run directory, or several: DIR,DIR')
   add('--output', type=Path, help='the page; needed for several runs')
