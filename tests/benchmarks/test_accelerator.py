@@ -13,14 +13,12 @@ import pytest
 
 from benchmarks import accelerator
 from benchmarks.accelerator import (
-  Place,
-  Row,
   carry_out,
   expected_minutes,
   peak_tflops,
-  plan,
   utilisation,
 )
+from benchmarks.accelerator_plan import Place, Row, plan
 from benchmarks.contestants import packed_batches
 from benchmarks.kernels import Event, device_events, kernels
 from benchmarks.serving import ROOT
