@@ -11,7 +11,7 @@ import tomllib
 from html.parser import HTMLParser
 
 import pytest
-from pages import ROOT
+from pages import PAGES, ROOT
 
 from fusion_jax.config.flags import load_config
 from fusion_jax.studies import plan
@@ -45,6 +45,22 @@ def test_the_guide_counts_the_variants_of_the_configs():
     )
     for name in ('iwslt14_deen', 'wmt14_ende', 'wmt17_zhen')
   }
+
+
+def test_configs_of_the_guide_are_configs(tmp_path):
+  configs = [
+    block
+    for page in PAGES
+    for block in re.findall(
+      '```python\n(.*?)```', (ROOT / page).read_text('utf-8'), re.DOTALL
+    )
+    if 'def get_config' in block
+  ]
+  for number, block in enumerate(configs):
+    path = tmp_path / f'config_{number}.py'
+    path.write_text(block)
+    assert load_config(str(path)).data.all_directions
+  assert len(configs) == 2
 
 
 def test_the_guide_has_the_losses_of_all_deep_stacks():
