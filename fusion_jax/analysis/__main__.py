@@ -6,7 +6,7 @@
 Each view writes VIEW.json, VIEW.png and VIEW.svg into --output, by default
 the folder `analysis` of the run directory, and prints a summary to stdout.
 Views that read text take the validation text of the run's config, or the lines
-of --source and --target. `all` is every view that applies to the model and does
+of --source and --target. `all` is every view that applies to the run and does
 not take minutes.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fusion_jax.analysis import add_run_and_text_flags
 from fusion_jax.config.flags import command_parser, parse_arguments
+from fusion_jax.errors import InputError
 from fusion_jax.runs.directory import check_output
 from fusion_jax.startup import one_line_errors, run_program, start_logging
 
@@ -54,7 +55,8 @@ def main(argv: list[str]) -> None:
   folder = arguments.output or arguments.workdir / 'analysis'
   analysed = open_run_with_text(arguments, folder)
   config, workdir = analysed.run.config.model, arguments.workdir
-  if _ALL in arguments.views:
+  every = _ALL in arguments.views
+  if every:
     chosen = [view for view in views_of(config) if not view.slow]
   else:
     chosen = [VIEWS[name] for name in arguments.views]
@@ -62,7 +64,14 @@ def main(argv: list[str]) -> None:
     check_view(view, config, str(workdir))
   for number, view in enumerate(chosen, start=1):
     begin = time.monotonic()
-    content = look_at(view, analysed, folder)
+    try:
+      content = look_at(view, analysed, folder)
+    except InputError as error:
+      if not every or view.reads != 'metrics':
+        raise
+      # A short training, an import and a mean of checkpoints have none.
+      logger.warning('%s is left out: %s', view.name, error)
+      continue
     done, seconds = f'{number} of {len(chosen)}', time.monotonic() - begin
     file = folder / f'{view.name}.png'
     logger.info('%s: %s in %.1f s: %s', done, view.name, seconds, file)

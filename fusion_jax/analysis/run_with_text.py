@@ -144,7 +144,8 @@ class RunWithText:
     rows = [row for row in self.metrics if row['kind'] == kind]
     if not rows:
       raise InputError(
-        f'{self.workdir}/metrics.jsonl: has no line of kind {kind!r}'
+        f'{self.workdir}/metrics.jsonl: has no line of kind {kind!r}; train '
+        'longer'
       )
     return rows
 

@@ -10,6 +10,7 @@ from fused_runs import SOURCES, TARGETS, assert_not_blank, fused_run, make_run
 from programs import one_line
 from saved_runs import SavedRun
 
+from fusion_jax.analysis import views
 from fusion_jax.analysis.__main__ import main
 from fusion_jax.analysis.views import VIEWS, check_view, look_at, views_of
 from fusion_jax.config import ModelConfig
@@ -105,7 +106,7 @@ def workdir(tmp_path_factory):
     decoder=SideConfig('gtrans'),
   )
   SavedRun(folder, model).save({7: 1.0})
-  (folder / 'metrics.jsonl').write_text('{"step": 7, "kind": "train"}\n')
+  (folder / 'metrics.jsonl').touch()
   for name, lines in (('source', SOURCES), ('target', TARGETS)):
     text = folder.with_name(f'{name}.txt')
     text.write_text(''.join(f'{line}\n' for line in lines))
@@ -121,12 +122,12 @@ def _flags(workdir):
 
 
 def test_the_program_writes_what_it_sees(workdir, tmp_path, capsys):
-  views = ['exploitation', 'gates', 'groups']
+  names = ['exploitation', 'gates', 'groups']
   flags = [*_flags(workdir), '--lines=4', f'--output={tmp_path}']
-  assert main([*views, *flags]) == 0
+  assert main([*names, *flags]) == 0
   out = capsys.readouterr().out.splitlines()
-  assert [line.split(':')[0] for line in out] == views
-  for line, name in zip(out, views, strict=True):
+  assert [line.split(':')[0] for line in out] == names
+  for line, name in zip(out, names, strict=True):
     written = json.loads((tmp_path / f'{name}.json').read_text())
     assert (written['view'], written['step']) == (name, 7)
     assert line == f'{name}: {written["summary"]}'
@@ -135,6 +136,19 @@ def test_the_program_writes_what_it_sees(workdir, tmp_path, capsys):
   # The first position of each of four lines.
   positions = gates['encoder self-attention']['positions']['position']
   assert positions[0] == 4
+
+
+def test_all_is_without_views_of_metrics_that_are_not_there(
+  workdir, tmp_path, monkeypatch, capsys, caplog
+):
+  (workdir / 'metrics.jsonl').unlink()
+  seen = [VIEWS['gradients'], VIEWS['groups']]
+  monkeypatch.setattr(views, 'views_of', lambda _: seen)
+  flags = [*_flags(workdir), '--lines=4', f'--output={tmp_path}']
+  assert main(['all', *flags]) == 0
+  assert capsys.readouterr().out.startswith('groups: ')
+  assert 'gradients is left out: ' in caplog.text
+  assert main(['gradients', *flags]) == 2
 
 
 def test_the_program_refuses_in_one_line(workdir, tmp_path, capsys):
