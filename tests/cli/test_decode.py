@@ -224,8 +224,8 @@ def test_all_lines_of_files_are_checked_first(
     ('long', 'a cat', long),
   ):
     Path(name).write_text(f'{good}\n{bad}\n' * 4 + good + '\n')
-  for module, name in ((translate, 'search_batch'), (score, '_length')):
-    monkeypatch.setattr(module, name, None)  # Nothing may be computed.
+  for module in (translate, score):  # Nothing may be computed.
+    monkeypatch.setattr(module, 'on_mesh', lambda *_, **__: None)
   assert decode(*flags, '--max_source_length=12', '--output=out') == 2
   *_, line = capsys.readouterr().err.splitlines()
   assert line == f'error: {"; ".join(faults)}; 4 such faults in all'
