@@ -47,6 +47,16 @@ def test_the_guide_counts_the_variants_of_the_configs():
   }
 
 
+def test_files_that_developers_are_told_of_exist():
+  for page in ('CONTRIBUTING.md', 'docs/architecture.md'):
+    text = (ROOT / page).read_text('utf-8')
+    for name in re.findall(
+      r'(?:`|\+\+\+ )([\w/]+\.(?:py|toml|md|yml))\b', text
+    ):
+      places = ROOT / name, ROOT / 'fusion_jax' / name
+      assert any(place.is_file() for place in places), name
+
+
 def test_configs_of_the_guide_are_configs(tmp_path):
   configs = [
     block
