@@ -58,7 +58,9 @@ def read_baseline(
       if here.digest != there.digest:
         raise InputError(
           f'trained with another {side} tokenizer; prepare the data with '
-          f'--config.data.tokenizer.source_model={workdir}/source.model'
+          # An absolute path, because others start from data.root.
+          '--config.data.tokenizer.source_model='
+          f'{workdir.absolute()}/source.model'
         )
     jax.eval_shape(
       lambda ours, trained: merged_parameters(ours, trained, model),
