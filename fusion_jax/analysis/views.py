@@ -18,7 +18,7 @@ from fusion_jax.analysis import (
   probes,
   similarity,
   sown,
-  sown_weights,
+  weight_views,
 )
 from fusion_jax.analysis.run_with_text import Numbers, RunWithText, sides_of
 from fusion_jax.config import ModelConfig
@@ -90,8 +90,8 @@ _VIEWS = (
   _view(
     'group_bleu', groups, lambda config: 'decoder' in sides_of(config, 'gtrans')
   ),
-  _view('layer_weights', sown_weights, sown_weights.has_layer_weights),
-  _view('position_weights', sown_weights, sown_weights.has_position_weights),
+  _view('layer_weights', weight_views, weight_views.has_layer_weights),
+  _view('position_weights', weight_views, weight_views.has_position_weights),
   _view('surface', sown, sown.mixes_predictions),
   _view('ablations', ablations),
   _view('probes', probes),

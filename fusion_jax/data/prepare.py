@@ -92,7 +92,7 @@ def _settings(data: DataConfig, texts: Sequence[Text]) -> dict[str, Any]:
 def _direction_settings(text: Text) -> dict[str, Any]:
   direction = text.direction
   return {
-    'languages': [direction.source_language, direction.target_language],
+    'languages': list(direction.languages),
     'splits': text.fingerprints,
     **({'tags': list(text.tags)} if text.tags else {}),
   }

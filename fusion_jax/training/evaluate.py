@@ -197,9 +197,8 @@ def _direction(
   run: TrainedModel, corpus: PreparedCorpus, direction: Direction
 ) -> _Direction:
   training, name = run.config.training, direction.name
-  languages = direction.source_language, direction.target_language
   run = changed(
-    in_direction(run, 'this run', *languages),
+    in_direction(run, 'this run', *direction.languages),
     {'config.decoding.beam_size': training.translate_beam},
   )
   # Fetches the tokenizer, or fails, before the training.
