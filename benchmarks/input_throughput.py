@@ -33,6 +33,7 @@ from fusion_jax.data.prepared import SOURCE_MODEL, TARGET_MODEL, PreparedCorpus
 from fusion_jax.parallel.mesh import by_rows, data_mesh, replicated
 from fusion_jax.runs.loading import make_model
 from fusion_jax.startup import one_line_errors, restart_tuned, start_logging
+from fusion_jax.training.build import initial_state
 from fusion_jax.training.optimizer import make_optimizer
 from fusion_jax.training.step import make_train_step, zero_totals
 

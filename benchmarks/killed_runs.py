@@ -29,6 +29,7 @@ from benchmarks.serving import ROOT
 from fusion_jax.errors import CheckFailed, InputError
 from fusion_jax.runs.loading import CheckpointSelection, load_run
 from fusion_jax.startup import one_line_errors
+from fusion_jax.training.loop import EXIT_CODES
 
 # Seconds until a run has hung, and a step of it.
 _PATIENCE, _A_STEP = 300, 1
@@ -219,8 +220,8 @@ def killed(run: Run, kills: list[Kill], chance: random.Random) -> list[list]:
     codes = strike(run, kill)
     if rows:
       rows[-1].append(run.went_on())
-    polite = kill.way in ('SIGTERM', 'SIGINT')
-    if polite and any(codes):
+    expected = EXIT_CODES.get(kill.number)
+    if expected and set(codes) != {expected}:
       raise CheckFailed(f'kill {number}, {kill.way}: exit codes {codes}')
     victims = '+'.join(map(str, kill.victims))
     codes = ' '.join(map(str, codes))

@@ -121,7 +121,7 @@ class TrainingConfig:
   chunk are all that is held at a time. 0: the whole batch at once."""
 
   log_every: Positive = 100
-  """Updates between progress lines."""
+  """Updates between progress lines; the last update has one too."""
 
   wandb: Text = ''
   """A project on Weights & Biases that gets the numbers of the log too; '':

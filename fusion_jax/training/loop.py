@@ -183,9 +183,9 @@ def train(
     if len(in_flight) > _STEPS_IN_FLIGHT:
       in_flight.popleft().block_until_ready()
 
-    if position.step % training.log_every == 0:
-      reports.progress(position)
     last = position.step == training.steps
+    if last or position.step % training.log_every == 0:
+      reports.progress(position)
     if parts.plan.validator and (
       last or position.step % training.validate_every == 0
     ):

@@ -73,6 +73,11 @@ def test_a_hidden_copy_to_the_device_is_an_error(config, tmp_path, monkeypatch):
     loop.run(config, tmp_path / 'run')
 
 
+def test_the_last_update_is_told(config, tmp_path):
+  loop.run(changed(config, {'training.log_every': 5}), tmp_path / 'run')
+  assert [row['step'] for row in _rows(tmp_path / 'run')] == [5, 8]
+
+
 @pytest.fixture(scope='module')
 def recipe(config):
   """All that gives the state another form."""
