@@ -39,7 +39,7 @@ _TAKEN = [
   for change in _CHANGES
   if _changed(name, change)
 ]
-_CORE = 'hyper_connections', 'linear', 'none-post'
+_CORE = 'linear', 'none-post'
 
 
 def _starts(config):

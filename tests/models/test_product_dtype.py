@@ -13,7 +13,7 @@ from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.testing import sample_inputs
 
 # The others are in the long run.
-_SHORT = {'none-post', 'scan-linear', 'gtrans', 'em_routing', 'shortcut-both'}
+_SHORT = {'none-post', 'gtrans'}
 
 
 @pytest.mark.parametrize('name', parameters(core=_SHORT))

@@ -20,7 +20,7 @@ from fusion_jax.testing import sample_inputs
 _LARGEST = {'bfloat16': 0.1, 'int8': 0.3}
 
 # The others are in the long run.
-_SHORT = {'none-post', 'scan-linear', 'gtrans', 'em_routing', 'shortcut-both'}
+_SHORT = {'none-post', 'gtrans'}
 
 
 @pytest.mark.parametrize('name', parameters(core=_SHORT))
@@ -55,6 +55,7 @@ def test_the_matrices_of_base_take_a_third_of_the_memory():
   assert size(narrow) <= 0.35 * size(wide)
 
 
+@pytest.mark.extended
 def test_translations_do_not_depend_on_their_batch():
   run = random_run(make_tokenizer(), 0)
   narrow = precision.narrow(run.model, run.parameters, 'int8')

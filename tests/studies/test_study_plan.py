@@ -148,6 +148,7 @@ def _names(path, norm):
   } - {'none'}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   'path', sorted(_STUDIES.glob('*.toml')), ids=lambda path: path.stem
 )
