@@ -193,6 +193,7 @@ def test_only_what_is_read_can_be_left_out():
   assert Ablation('encoder', 'input', 1) not in ablations_of(alone)
 
 
+@pytest.mark.extended
 def test_cached_decoding_leaves_out_the_same():
   config = _config(decoder=SideConfig(fusion='hierarchical'))
   parameters = _parameters(config)

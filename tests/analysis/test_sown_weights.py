@@ -14,6 +14,7 @@ from fused_runs import (
   rows_of,
   shown,
 )
+from tiers import extended_but
 
 from fusion_jax import fusion
 from fusion_jax.analysis.views import VIEWS, look_at
@@ -128,7 +129,7 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize('name', _CASES)
+@pytest.mark.parametrize('name', extended_but(_CASES, ['mudd', 'memory']))
 def test_every_scheme_has_its_groups_and_readers(tmp_path, name):
   side, fusion, groups = _CASES[name]
   run = make_run(**{side: fusion}, norm=norm_for(fusion.fusion))
@@ -183,6 +184,7 @@ def test_scanned_layers_have_the_same_weights(tmp_path):
     np.testing.assert_allclose(found, rows.mean(0), rtol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_side_whose_weights_are_constant_is_said_in_the_line(tmp_path):
   run = make_run(
     norm='pre', encoder=SideConfig('dlcl'), decoder=SideConfig('mudd')

@@ -10,6 +10,7 @@ from cases import ATTENTION, CASES
 from drawn import PASS, drawn, normal
 from flax import linen as nn
 from numpy_parts import layer_norm
+from tiers import extended_but
 
 from fusion_jax.config import ModelConfig, Side
 from fusion_jax.fusion import plugs
@@ -90,7 +91,7 @@ def _gain(residual, name):
   return _BETA[parts[0]] if parts[-2] not in ('query', 'key') else 1
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('scan', extended_but([False, True], [False]))
 @pytest.mark.parametrize('residual', ['b2t', 'deepnorm'])
 def test_matrices_start_smaller(residual, scan):
   def started(kind):
@@ -139,7 +140,7 @@ class _Attention(nn.Module):
     return *outputs, self.cross_attention(h, memory, mask, True)
 
 
-@pytest.mark.parametrize('name', _SCALED)
+@pytest.mark.parametrize('name', extended_but(_SCALED, list(_SCALED)[:1]))
 def test_deep_norm_scales_what_the_output_of_an_attention_grows_with(
   name, monkeypatch
 ):

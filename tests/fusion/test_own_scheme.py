@@ -92,6 +92,7 @@ def workdir(own_tables, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.extended
 def test_it_trains(user_dir, workdir):
   rows = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
   (told,) = [row for row in rows if row['kind'] == 'fusion']
@@ -102,6 +103,7 @@ def test_it_trains(user_dir, workdir):
   assert np.abs(logits).max() > 0.01
 
 
+@pytest.mark.extended
 def test_it_decodes_and_scores(user_dir, workdir, tmp_path):
   (tmp_path / 'in').write_text('the cat\na dog\n')
   decode, out = _main('cli.decode'), tmp_path / 'out'
@@ -110,6 +112,7 @@ def test_it_decodes_and_scores(user_dir, workdir, tmp_path):
   assert len(out.read_text().splitlines()) == 2
 
 
+@pytest.mark.extended
 def test_it_is_exported(user_dir, workdir, tmp_path):
   export = _main('tools.export.__main__')
   flags = '--format=stablehlo', '--shapes=2x16', '--platforms=cpu'
@@ -120,6 +123,7 @@ def test_it_is_exported(user_dir, workdir, tmp_path):
   assert (out / 'load.py').exists()
 
 
+@pytest.mark.extended
 def test_it_is_analysed(user_dir, workdir, tmp_path):
   analyse = _main('analysis.__main__')
   given = f'--workdir={workdir}', f'--output={tmp_path}', user_dir
@@ -203,6 +207,7 @@ def test_its_code_has_right_types(tmp_path):
   assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.extended
 def test_without_its_file_it_is_refused(workdir, capsys):
   _forget()
   assert _main('cli.decode')([f'--workdir={workdir}']) == 2

@@ -39,7 +39,7 @@ _TAKEN = [
   for change in _CHANGES
   if _changed(name, change)
 ]
-_CORE = 'linear', 'none-post'
+_CORE = ('linear',)
 
 
 def _starts(config):

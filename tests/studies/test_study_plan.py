@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tiers import extended_but
 
 from benchmarks.schemes import ONLY_FROM_SCRATCH, norms_of, schemes
 from fusion_jax.config import ExperimentConfig
@@ -46,7 +47,9 @@ def study(tmp_path):
   return read
 
 
-@pytest.mark.parametrize('name', [*schemes(3)][1:])
+@pytest.mark.parametrize(
+  'name', extended_but([*schemes(3)][1:], ['linear', 'gtrans'])
+)
 @pytest.mark.parametrize('equal', ['parameters', 'operations'])
 def test_a_plain_model_is_as_large_as_any_scheme(name, equal):
   plain = changed(ExperimentConfig(), _TINY)

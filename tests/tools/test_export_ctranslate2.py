@@ -177,6 +177,7 @@ def test_scores_of_all_other_details(tokenizer, tmp_path, name):
   _assert_same_scores(dataclasses.replace(run, model=model), tmp_path / 'model')
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize('name', _RANDOM)
 def test_forbidden_pieces_are_never_made(tokenizer, tmp_path, name):
   run = _random_run(tokenizer, _RANDOM[name])

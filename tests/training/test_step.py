@@ -356,6 +356,7 @@ def _optimizer_bytes(ema: float) -> float:
   return moved / (4 * program.parameters)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
   ('ema', 'passes'), [(0.0, _NORM + _ADAM), (0.99, _NORM + _ADAM + _AVERAGE)]
 )

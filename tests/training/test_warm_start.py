@@ -83,7 +83,9 @@ def test_an_exact_start_computes_what_the_baseline_computes(monkeypatch, fused):
   assert_close(_features(model, started), _features(baseline, trained))
 
 
-@pytest.mark.parametrize('fusion', ['linear', 'mudd', 'grn'])
+@pytest.mark.parametrize(
+  'fusion', extended_but(['linear', 'mudd', 'grn'], ['linear'])
+)
 def test_no_array_occurs_twice(monkeypatch, fusion):
   """The first update donates every array once."""
   options = {'ways': 3} if fusion == 'grn' else {}
