@@ -237,6 +237,7 @@ class _Planner:
     """Return the run of a contestant and a seed."""
     contestant = self._contestant(name)
     config = changed(self.config(name), {'name': name, 'training.seed': seed})
+    _check_average(self._file.average, config)
     start, origin = self._start(contestant, seed)
     trials = tuple(self._trials(name, config, contestant))
     timed: tuple[Run, ...] = ()
@@ -324,6 +325,22 @@ class _Planner:
       altered = [contestant.start, start.digest if start else '']
       digest = _digest(tried, altered)
       yield Run(name, tried, digest, start, choice=choice, origin=origin)
+
+
+def _check_average(average: int, config: ExperimentConfig) -> None:
+  """Refuse a mean of more checkpoints than a run keeps."""
+  training, steps = config.training, config.training.steps
+  saved = {
+    steps,
+    *range(training.save_every, steps, training.save_every),
+    *range(training.validate_every, steps, training.validate_every),
+  }
+  kept = min(len(saved), training.keep_last)
+  if average > kept:
+    raise InputError(
+      f'average: must be at most {kept}, the checkpoints that {config.name} '
+      f'keeps by training.steps, save_every and keep_last, got {average}'
+    )
 
 
 def _short(seed: int, steps: int) -> Row:

@@ -110,6 +110,12 @@ def test_a_digest_is_of_what_alters_a_run(study):
     ('like = "study.toml"', 'like itself'),
     ('like = "no_study.toml"', 'no_study.toml: cannot be read'),
     ('start = "x"\n' + _HEAD, "'x' is no contestant"),
+    # At 2, 3, 4, 6, 8 and 9, the end.
+    (
+      'average = 7\nfields.training = { steps = 9, save_every = 2, '
+      'validate_every = 3, keep_last = 9 }\n' + _HEAD,
+      'average: must be at most 6, the checkpoints that plain keeps',
+    ),
     (_HEAD + '[contestants.x]\nstart = "x"', 'from itself'),
     (_HEAD + '[contestants.x]\nmatch = { parameters = "y" }', "contestant 'y'"),
     (_HEAD + '[contestants.x]\nmatch = { size = "plain" }', 'match'),
