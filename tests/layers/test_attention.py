@@ -44,6 +44,7 @@ def _packed_mask(rows: int, queries: int, keys: int, seed: int):
   return jnp.array(segments[0][:, None, :, None] == segments[1][:, None, None])
 
 
+@pytest.mark.extended
 @settings(max_examples=8)
 @given(
   st.sampled_from(['padding', 'causal', 'packed']),

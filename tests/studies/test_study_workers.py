@@ -93,6 +93,7 @@ def test_a_failed_run_has_a_reason_and_others_go_on(tmp_path, study, team):
   assert not any(map(folder.failure, study.runs))
 
 
+@pytest.mark.extended
 def test_two_parts_share_the_runs(tmp_path, study, team):
   halves = [
     threading.Thread(
