@@ -329,13 +329,12 @@ class _Planner:
 
 def _check_average(average: int, config: ExperimentConfig) -> None:
   """Refuse a mean of more checkpoints than a run keeps."""
-  training, steps = config.training, config.training.steps
-  saved = {
-    steps,
-    *range(training.save_every, steps, training.save_every),
-    *range(training.validate_every, steps, training.validate_every),
-  }
-  kept = min(len(saved), training.keep_last)
+  training = config.training
+  save, validate = training.save_every, training.validate_every
+  before = training.steps - 1  # The last update is always saved.
+  both = before // math.lcm(save, validate)
+  saved = before // save + before // validate - both + 1
+  kept = min(saved, training.keep_last)
   if average > kept:
     raise InputError(
       f'average: must be at most {kept}, the checkpoints that {config.name} '

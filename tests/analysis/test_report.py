@@ -38,15 +38,8 @@ from fusion_jax.fusion import SCHEMES
 from fusion_jax.metrics import corpus_scores, words_of
 
 _SECTIONS = [
-  'runs',
-  'scores',
-  'training',
-  'views',
-  'translations',
-  'options',
-  'data',
-  'parameters',
-  'environment',
+  *('runs', 'scores', 'training', 'views', 'translations', 'options'),
+  *('data', 'parameters', 'environment'),
 ]
 
 
