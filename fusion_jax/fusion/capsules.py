@@ -42,6 +42,7 @@ from fusion_jax.layers.dense import (
   stacked_initializer,
 )
 from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.narrow import unstacked
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -147,6 +148,7 @@ class _PerLayer(nn.Module):
 
   config: ModelConfig
   features: int
+  narrows: ClassVar[bool] = True
 
   @nn.compact
   def __call__(
@@ -158,11 +160,9 @@ class _PerLayer(nn.Module):
     kernel = parameter(self, 'kernel', stacked_initializer(config), axes, shape)
     start = bias_initializer(config, width)
     bias = parameter(self, 'bias', start, axes[::2], (count, features))
-    # The gradients of the pieces of a split are concatenated, not added.
-    maps = zip(jnp.split(kernel, count), jnp.split(bias, count), strict=True)
-    return tuple(
-      affine(x, w[0], b[0]) for x, (w, b) in zip(inputs, maps, strict=True)
-    )
+    bfloat16 = config.product_dtype == 'bfloat16'
+    maps = zip(inputs, unstacked(kernel), jnp.split(bias, count), strict=True)
+    return tuple(affine(x, w, b[0], bfloat16) for x, w, b in maps)
 
 
 class Votes(FusionModule):

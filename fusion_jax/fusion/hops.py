@@ -29,7 +29,7 @@ from fusion_jax.layers.dense import (
   parameter,
   stacked_initializer,
 )
-from fusion_jax.layers.narrow import Matrix, product
+from fusion_jax.layers.narrow import Matrix, product, unstacked
 from fusion_jax.layers.sow import sow
 
 
@@ -123,10 +123,9 @@ class Hops(FeedForwardFusion):
     kernel, second = self.scorer_hidden(), self.scorer_out()
     options, of_layers = self.options, [[kernel]] * len(layers)
     if options.independent == 'per_layer':
-      of_layers = [[_matrix(kernel, n)] for n in range(len(layers))]
+      of_layers = [[matrix] for matrix in unstacked(kernel)]
     elif options.independent == 'per_hop':
-      of_hops = [_matrix(kernel, n) for n in range(options.hops)]
-      of_layers = [of_hops] * len(layers)
+      of_layers = [unstacked(kernel)] * len(layers)
     bfloat16 = self.config.product_dtype == 'bfloat16'
     scores = [
       hop_scores(z, firsts, second, bfloat16)
@@ -142,10 +141,6 @@ class Hops(FeedForwardFusion):
     sow(self, 'telemetry', 'hop_attention', means)
     sow(self, 'views', 'hop_attention', attention)
     return self.network(hop_sums(attention, fused), context)
-
-
-def _matrix(stack: Matrix, index: int) -> Matrix:
-  return jax.tree.map(lambda x: x[index], stack)
 
 
 class _Kernel(nn.Module):

@@ -6,8 +6,9 @@ Eq. 4.
 Axis letters: B batch, T positions, D model width, L layers, I and O any widths.
 """
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ from fusion_jax.layers.dense import (
   parameter,
 )
 from fusion_jax.layers.dropout import Dropout
+from fusion_jax.layers.narrow import Matrix, product, unstacked
 from fusion_jax.layers.sow import sow, wants
 
 
@@ -49,20 +51,33 @@ class LinearOptions:
 
 def affine(
   x: Float[Array, '*batch I'],
-  kernel: Float[Array, 'I O'],
+  kernel: Matrix,
   bias: Float[Array, ' O'],
+  bfloat16: bool = False,
 ) -> Float[Array, '*batch O']:
   """Return x W + b, one product of all positions, in x's dtype; see `Dense`."""
-  y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype) + bias.astype(x.dtype)
-  return y.reshape(*x.shape[:-1], -1)
+  y = product(x.reshape(-1, x.shape[-1]), kernel, bfloat16=bfloat16)
+  return (y + bias.astype(x.dtype)).reshape(*x.shape[:-1], -1)
 
 
 def linear_combination(
-  layers: Layers, kernel: Float[Array, 'L D D'], bias: Float[Array, ' D']
+  layers: Layers,
+  kernel: Matrix,
+  bias: Float[Array, ' D'],
+  bfloat16: bool = False,
 ) -> States:
-  """Return sum_l H[l] W_l + b, in the layers' dtype; Dou (2018), Eq. 5."""
+  """Return sum_l H[l] W_l + b, in the layers' dtype; Dou (2018), Eq. 5.
+
+  Args:
+    kernel: W [L, D, D].
+    bfloat16: Whether float32 layers and W are rounded to it.
+  """
+  if isinstance(kernel, Mapping):
+    # Each W_l has scales of its own.
+    terms = map(product, layers, unstacked(kernel))
+    return functools.reduce(jnp.add, terms) + bias.astype(layers[0].dtype)
   rows = kernel.reshape(-1, kernel.shape[-1])
-  return affine(jnp.concatenate(layers, -1), rows, bias)
+  return affine(jnp.concatenate(layers, -1), rows, bias, bfloat16)
 
 
 def block_norms(
@@ -87,6 +102,8 @@ class Linear(FusionModule):
   Factored: B = [I; 0], and A has [I, 0] in its rows of H[L]; elsewhere the
   columns of A that meet the zeros of B start as usual, or both would stay 0.
   """
+
+  narrows: ClassVar[bool] = True
 
   def setup(self):
     config, options = self.config, self.options
@@ -117,7 +134,8 @@ class Linear(FusionModule):
       sow(self, 'telemetry', 'layer_norms', norms)
     if self.options.factored:
       return self.out(self.hidden(jnp.concatenate(layers[1:], -1)))
-    return linear_combination(layers[1:], self.kernel, self.bias)
+    bfloat16 = self.config.product_dtype == 'bfloat16'
+    return linear_combination(layers[1:], self.kernel, self.bias, bfloat16)
 
 
 def _one_matrix(config: ModelConfig) -> Initializer:

@@ -47,6 +47,18 @@ def int8_matrix(matrix: Float[Array, '...'], axis: int) -> Mapping[str, Array]:
   return {'int8': values, 'scale': jnp.squeeze(scale, axis)}
 
 
+def unstacked(stack: Matrix) -> list[Matrix]:
+  """Return the matrices of a stack [L, I, O].
+
+  The gradients of the pieces of a split are concatenated, not added.
+  """
+  leaves, structure = jax.tree.flatten(stack)
+  pieces = zip(*(jnp.split(x, len(x)) for x in leaves), strict=True)
+  return [
+    jax.tree.unflatten(structure, [x[0] for x in piece]) for piece in pieces
+  ]
+
+
 def rows_of(table: Matrix, ids: Int[Array, '...']) -> Float[Array, '... I']:
   """Look rows of a table [O, I] up, in float32."""
   if not isinstance(table, Mapping):

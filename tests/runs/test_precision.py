@@ -9,12 +9,12 @@ import pytest
 from cases import CASES, parameters
 from copying import LINES, make_tokenizer, random_run
 
-from fusion_jax.config import PRESETS, DecodingConfig, ModelConfig, SideConfig
+from fusion_jax.config import DecodingConfig, ModelConfig, SideConfig
 from fusion_jax.decoding.certify import certify
 from fusion_jax.decoding.score import token_log_probabilities
 from fusion_jax.models.transformer import Transformer, initial_parameters
 from fusion_jax.runs import precision
-from fusion_jax.testing import sample_inputs
+from fusion_jax.testing import TINY, sample_inputs
 
 # Largest changes of a log-probability in a model of width 8.
 _LARGEST = {'bfloat16': 0.1, 'int8': 0.3}
@@ -23,10 +23,8 @@ _LARGEST = {'bfloat16': 0.1, 'int8': 0.3}
 _SHORT = {'none-post', 'gtrans'}
 
 
-@pytest.mark.parametrize('name', parameters(core=_SHORT))
-def test_every_scheme_predicts_nearly_the_same(name):
-  config = CASES[name]
-  model = Transformer(config, 40, 40, 2)
+def gap_of(model: Transformer, kind: precision.Precision) -> float:
+  """The largest change of a log-probability of a target token."""
   wide = initial_parameters(model, 0)
   source, target = map(jnp.asarray, sample_inputs())
   lengths = jnp.full(len(source), source.shape[1])
@@ -34,14 +32,18 @@ def test_every_scheme_predicts_nearly_the_same(name):
   @jax.jit
   def log_probabilities(parameters):
     output = model.apply({'params': parameters}, source, lengths, target)
-    combine = config.decoder.combine
+    combine = model.config.decoder.combine
     return token_log_probabilities(output, target, combine)
 
-  expected = log_probabilities(wide)
+  narrow = precision.narrow(model, wide, kind)
+  return np.abs(log_probabilities(narrow) - log_probabilities(wide)).max()
+
+
+@pytest.mark.parametrize('name', parameters(core=_SHORT))
+def test_every_scheme_predicts_nearly_the_same(name):
+  model = Transformer(CASES[name], 40, 40, 2)
   for kind, largest in _LARGEST.items():
-    narrow = precision.narrow(model, wide, kind)
-    gap = np.abs(log_probabilities(narrow) - expected).max()
-    assert 0 < gap < largest, kind
+    assert 0 < gap_of(model, kind) < largest, kind
 
 
 def test_the_matrices_of_base_take_a_third_of_the_memory():
@@ -66,24 +68,30 @@ def test_translations_do_not_depend_on_their_batch():
   assert not certificate.fault
 
 
-def test_the_scorer_of_hops_is_narrow():
-  config = dataclasses.replace(PRESETS['tiny'], encoder=SideConfig('hops'))
-  model = Transformer(config, 40, 40, 2)
+@pytest.mark.parametrize(
+  ('fusion', 'options', 'path'),
+  [
+    ('hops', {}, ('scorer_hidden',)),
+    ('hops', {'independent': 'per_layer'}, ('scorer_hidden',)),
+    ('linear', {'factored': False}, ()),
+    ('dynamic_routing', {'vote_projection': 'block'}, ('votes', 'context')),
+  ],
+)
+def test_matrices_beside_dense_are_narrow_too(fusion, options, path):
+  side = SideConfig(fusion, options)
+  model = Transformer(dataclasses.replace(TINY, encoder=side), 40, 40, 2)
   narrow = precision.narrow(model, initial_parameters(model, 0), 'int8')
-  scorer = narrow['encoder']['read_out']['scorer_hidden']['kernel']
-  assert scorer['int8'].dtype == jnp.int8
+  module = narrow['encoder']['read_out']
+  for name in path:
+    module = module[name]
+  assert module['kernel']['int8'].dtype == jnp.int8
+  assert gap_of(model, 'int8') < _LARGEST['int8']
 
 
 @pytest.mark.parametrize('faster', [True, False])
 def test_float32_is_used_where_it_is_as_fast(faster, monkeypatch, caplog):
-  seconds = {'float32': 1.0, 'narrow': 0.5 if faster else 1.0}
-  monkeypatch.setattr(
-    precision,
-    '_seconds',
-    lambda x, matrix: seconds[
-      'narrow' if isinstance(matrix, dict) else str(matrix.dtype)
-    ],
-  )
+  narrow = 0.5 if faster else 1.0
+  monkeypatch.setattr(precision, '_seconds', lambda *_: [narrow, 1.0])
   assert precision.usable('int8') == ('int8' if faster else 'float32')
   assert ('multiplies float32 as fast' in caplog.text) is not faster
   assert precision.usable('float32') == 'float32'
