@@ -42,7 +42,7 @@ from fusion_jax.layers.dense import (
   stacked_initializer,
 )
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.narrow import unstacked
+from fusion_jax.layers.narrow import matrices_of
 from fusion_jax.layers.residual import layer_norm
 from fusion_jax.layers.sow import sow
 
@@ -161,7 +161,7 @@ class _PerLayer(nn.Module):
     start = bias_initializer(config, width)
     bias = parameter(self, 'bias', start, axes[::2], (count, features))
     bfloat16 = config.product_dtype == 'bfloat16'
-    maps = zip(inputs, unstacked(kernel), jnp.split(bias, count), strict=True)
+    maps = zip(inputs, matrices_of(kernel), jnp.split(bias, count), strict=True)
     return tuple(affine(x, w, b[0], bfloat16) for x, w, b in maps)
 
 

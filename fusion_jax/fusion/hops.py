@@ -29,7 +29,7 @@ from fusion_jax.layers.dense import (
   parameter,
   stacked_initializer,
 )
-from fusion_jax.layers.narrow import Matrix, product, unstacked
+from fusion_jax.layers.narrow import Matrix, matrices_of, product
 from fusion_jax.layers.sow import sow
 
 
@@ -123,9 +123,9 @@ class Hops(FeedForwardFusion):
     kernel, second = self.scorer_hidden(), self.scorer_out()
     options, of_layers = self.options, [[kernel]] * len(layers)
     if options.independent == 'per_layer':
-      of_layers = [[matrix] for matrix in unstacked(kernel)]
+      of_layers = [[matrix] for matrix in matrices_of(kernel)]
     elif options.independent == 'per_hop':
-      of_layers = [unstacked(kernel)] * len(layers)
+      of_layers = [matrices_of(kernel)] * len(layers)
     bfloat16 = self.config.product_dtype == 'bfloat16'
     scores = [
       hop_scores(z, firsts, second, bfloat16)

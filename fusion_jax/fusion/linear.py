@@ -33,7 +33,7 @@ from fusion_jax.layers.dense import (
   parameter,
 )
 from fusion_jax.layers.dropout import Dropout
-from fusion_jax.layers.narrow import Matrix, product, unstacked
+from fusion_jax.layers.narrow import Matrix, matrices_of, product
 from fusion_jax.layers.sow import sow, wants
 
 
@@ -74,7 +74,7 @@ def linear_combination(
   """
   if isinstance(kernel, Mapping):
     # Each W_l has scales of its own.
-    terms = map(product, layers, unstacked(kernel))
+    terms = map(product, layers, matrices_of(kernel))
     return functools.reduce(jnp.add, terms) + bias.astype(layers[0].dtype)
   rows = kernel.reshape(-1, kernel.shape[-1])
   return affine(jnp.concatenate(layers, -1), rows, bias, bfloat16)

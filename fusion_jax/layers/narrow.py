@@ -47,7 +47,7 @@ def int8_matrix(matrix: Float[Array, '...'], axis: int) -> Mapping[str, Array]:
   return {'int8': values, 'scale': jnp.squeeze(scale, axis)}
 
 
-def unstacked(stack: Matrix) -> list[Matrix]:
+def matrices_of(stack: Matrix) -> list[Matrix]:
   """Return the matrices of a stack [L, I, O].
 
   The gradients of the pieces of a split are concatenated, not added.

@@ -23,7 +23,9 @@ _LARGEST = {'bfloat16': 0.1, 'int8': 0.3}
 _SHORT = {'none-post', 'gtrans'}
 
 
-def gap_of(model: Transformer, kind: precision.Precision) -> float:
+def gaps_of(
+  model: Transformer, *kinds: precision.Precision
+) -> dict[precision.Precision, float]:
   """The largest change of a log-probability of a target token."""
   wide = initial_parameters(model, 0)
   source, target = map(jnp.asarray, sample_inputs())
@@ -35,15 +37,19 @@ def gap_of(model: Transformer, kind: precision.Precision) -> float:
     combine = model.config.decoder.combine
     return token_log_probabilities(output, target, combine)
 
-  narrow = precision.narrow(model, wide, kind)
-  return np.abs(log_probabilities(narrow) - log_probabilities(wide)).max()
+  expected = log_probabilities(wide)
+  narrow = {kind: precision.narrow(model, wide, kind) for kind in kinds}
+  return {
+    kind: np.abs(log_probabilities(parameters) - expected).max()
+    for kind, parameters in narrow.items()
+  }
 
 
 @pytest.mark.parametrize('name', parameters(core=_SHORT))
 def test_every_scheme_predicts_nearly_the_same(name):
   model = Transformer(CASES[name], 40, 40, 2)
-  for kind, largest in _LARGEST.items():
-    assert 0 < gap_of(model, kind) < largest, kind
+  for kind, gap in gaps_of(model, *_LARGEST).items():
+    assert 0 < gap < _LARGEST[kind], kind
 
 
 def test_the_matrices_of_base_take_a_third_of_the_memory():
@@ -85,13 +91,19 @@ def test_matrices_beside_dense_are_narrow_too(fusion, options, path):
   for name in path:
     module = module[name]
   assert module['kernel']['int8'].dtype == jnp.int8
-  assert gap_of(model, 'int8') < _LARGEST['int8']
+  assert gaps_of(model, 'int8')['int8'] < _LARGEST['int8']
 
 
 @pytest.mark.parametrize('faster', [True, False])
 def test_float32_is_used_where_it_is_as_fast(faster, monkeypatch, caplog):
   narrow = 0.5 if faster else 1.0
-  monkeypatch.setattr(precision, '_seconds', lambda *_: [narrow, 1.0])
+  monkeypatch.setattr(
+    precision,
+    '_seconds',
+    lambda rows, *matrices: [
+      narrow if isinstance(matrix, dict) else 1.0 for matrix in matrices
+    ],
+  )
   assert precision.usable('int8') == ('int8' if faster else 'float32')
   assert ('multiplies float32 as fast' in caplog.text) is not faster
   assert precision.usable('float32') == 'float32'
